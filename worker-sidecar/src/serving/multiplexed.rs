@@ -146,8 +146,8 @@ impl MultiplexedBackend {
 
     /// Returns the loads of the resident models.
     pub(super) fn loads(&self) -> ModelLoads {
-        let slots = self.multiplexer.slots().slots.into_iter();
-        slots.filter_map(|slot| Some((slot.id, slot.generation, Some(slot.resident?.into())))).collect()
+        let residents = self.multiplexer.residents().into_iter();
+        residents.map(|(slot, number, model)| (slot, number, Some(model.into()))).collect()
     }
 
     /// Returns the id of the model with this name.

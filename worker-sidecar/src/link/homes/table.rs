@@ -121,6 +121,9 @@ impl HomeTable {
     }
 
     pub(super) fn handle_loads(&mut self, loads: ModelLoads) {
+        if loads == self.loads {
+            return;
+        }
         let former = std::mem::replace(&mut self.loads, loads);
         for (_, _, model) in former.difference(&self.loads) {
             let Self { conversations, order, .. } = self;

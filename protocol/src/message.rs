@@ -134,6 +134,15 @@ pub struct TokenCounts {
     pub cached_tokens: Option<u64>,
 }
 
+impl TokenCounts {
+    /// The share of the tokens read that were cached, in permille; `None` if the backend does not report it.
+    pub fn cached_permille(&self) -> Option<u16> {
+        let cached = self.cached_tokens?.min(self.prompt_tokens);
+        let share = (u128::from(cached) * 1000).checked_div(u128::from(self.prompt_tokens))?;
+        u16::try_from(share).ok()
+    }
+}
+
 /// Credit for one stream, in either direction: the number of further bytes that may be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Credit {
@@ -150,6 +159,15 @@ fn is_false(b: &bool) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn cached_share_is_bounded_and_optional() {
+        let share = |prompt_tokens, cached_tokens| {
+            TokenCounts { prompt_tokens, cached_tokens, ..TokenCounts::default() }.cached_permille()
+        };
+        assert_eq!([share(8, Some(6)), share(8, Some(0)), share(8, Some(9))], [Some(750), Some(0), Some(1000)]);
+        assert_eq!([share(8, None), share(0, Some(1)), share(u64::MAX, Some(u64::MAX))], [None, None, Some(1000)]);
+    }
 
     #[test]
     fn cancel_reason_has_same_name_in_metrics() {

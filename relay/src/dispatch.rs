@@ -35,19 +35,20 @@ mod snapshot;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
-pub use model::effect::{Effect, Failure, ModelDemand, RequeueReason, Stage};
+pub use model::effect::{Decision, Effect, Failure, ModelDemand, MoveReason, RequeueReason, Stage};
 pub use model::event::{
     Allowed, AttemptFailure, CancelReason, Conversation, DEFAULT_COLD_TIMEOUT, Event, FailureReport, Gate, Grant,
-    LoadFailure, LossCause, Model, NewMultiplexer, NewRequest, NewWorker, Now, QueueShare, RequestKey, Settings,
-    WorkerKey,
+    LoadFailure, LossCause, Model, NewMultiplexer, NewRequest, NewWorker, Now, Placement, QueueShare, RequestKey,
+    Settings, WorkerKey,
 };
 pub use snapshot::{ModelSnapshot, RequestPlace, WorkerSnapshot};
 
 use model::clock::{Clock, Moment};
 use model::demand::PendingDemand;
 use model::drain_rate::DrainRate;
+use model::homes::{Homes, InstanceKey};
 use model::keys::{Requests, Workers};
 use model::models::Models;
 use model::queue::Queue;
@@ -72,7 +73,11 @@ pub struct Dispatch {
     /// Workers whose demand report is due.
     marked: PendingDemand,
     drain_rate: DrainRate,
-    /// Counts dispatches, for the rotation among equals.
+    /// The homes of conversations.
+    homes: Homes,
+    /// The newest connection of each worker process.
+    instances: BTreeMap<InstanceKey, WorkerKey>,
+    /// Counts dispatches and losses of caches, for the rotation among equals and the age of homes.
     turn: u64,
     unsettled: Unsettled,
 }
@@ -103,6 +108,8 @@ impl Dispatch {
             running: BTreeSet::new(),
             marked: PendingDemand::new(),
             drain_rate: DrainRate::default(),
+            homes: Homes::default(),
+            instances: BTreeMap::new(),
             turn: 0,
             unsettled: Unsettled::default(),
         }
@@ -147,9 +154,11 @@ impl Dispatch {
             Event::Granted { worker, grant } => self.handle_grant(worker, grant),
             Event::GatesSet { worker, sums, gates } => self.handle_gates(worker, sums, &gates),
             Event::SlotsReported { worker, slots } => self.handle_slots(worker, &slots),
-            Event::Completed { worker, request, attempt } => {
-                self.handle_completed(worker, request, attempt);
+            Event::Begun { worker, request, attempt } => self.handle_begun(worker, request, attempt),
+            Event::Completed { worker, request, attempt, cached } => {
+                self.handle_completed((worker, request, attempt), cached);
             }
+            Event::HomesReported { worker, homes, backlog } => self.handle_homes(worker, &homes, backlog),
             Event::AttemptFailed { worker, request, attempt, failure } => {
                 self.handle_attempt_failed((worker, request, attempt), failure);
             }
@@ -160,14 +169,20 @@ impl Dispatch {
             Event::Deleted => self.handle_deleted(),
             Event::DrainBegun => self.handle_drain_begun(),
             Event::DrainDeadline => self.handle_drain_deadline(),
-            Event::HomesReported { .. } | Event::Tick => {}
+            Event::Tick => {}
         }
     }
 
     /// New limits apply to later requests; no waiting request is evicted. Only a disabled provider ends its waiting
     /// requests.
     fn handle_settings(&mut self, settings: Settings) {
-        self.settings = settings;
+        let placement = std::mem::replace(&mut self.settings, settings).placement;
+        if placement != self.settings.placement {
+            // Ranks contain the backlog only where workers are placed by it.
+            for worker in self.worker_keys() {
+                self.note_load(worker);
+            }
+        }
         if !self.settings.enabled {
             self.fail_queued(&Failure::Disabled);
         }

@@ -5,6 +5,7 @@
 //! microseconds and never over an await.
 
 pub mod affinity;
+pub mod conversation;
 mod details;
 mod drain;
 mod effects;
@@ -36,16 +37,17 @@ use tokio::sync::Notify;
 use tracing::{debug, info, warn};
 
 use crate::dispatch::{
-    Allowed, AttemptFailure, CancelReason, Dispatch, Effect, Event, Grant, LossCause, NewRequest, NewWorker,
-    QueueShare, RequestKey, Settings, WorkerKey,
+    Allowed, AttemptFailure, CancelReason, Conversation, Dispatch, Effect, Event, Grant, LossCause, NewRequest,
+    NewWorker, Placement, QueueShare, RequestKey, Settings, WorkerKey,
 };
+use crate::provider::conversation::HashKey;
 use crate::provider::exchange::Detached;
 use crate::provider::request::RequestRecord;
 use crate::provider::shared::Shared;
 use crate::provider::worker::link::{InFlight, WorkerLink};
 use crate::provider::worker::places::LinkLimiter;
 use crate::provider::worker::register;
-use crate::settings::config::ProviderConfig;
+use crate::settings::config::{PlacementMode, ProviderConfig};
 use crate::settings::worker_credential::{Credential, CredentialStatus};
 use crate::telemetry::metrics::ProviderSeries;
 use listed::Listed;
@@ -62,6 +64,7 @@ pub struct Provider {
     /// The limit of its workers' links.
     pub places: Arc<LinkLimiter>,
     config: ArcSwap<ProviderConfig>,
+    conversation_key: ArcSwap<HashKey>,
     /// The core and the objects of its keys. Locked for one event and its effects.
     state: Mutex<ProviderCore>,
     /// Notified when the core's next deadline moved nearer, or the provider was deleted.
@@ -102,6 +105,7 @@ impl Provider {
             series: shared.metrics.provider(&config.name),
             shared,
             places: Arc::default(),
+            conversation_key: ArcSwap::from_pointee(HashKey::of_provider(&config).unwrap_or_else(HashKey::random)),
             config: ArcSwap::from_pointee(config),
             state: Mutex::new(state),
             timer: Notify::new(),
@@ -114,6 +118,11 @@ impl Provider {
     /// Its settings.
     pub fn config(&self) -> Arc<ProviderConfig> {
         self.config.load_full()
+    }
+
+    /// The secret key with which its conversations are hashed.
+    pub fn conversation_key(&self) -> HashKey {
+        **self.conversation_key.load()
     }
 
     /// Submits a request; its exchange reports how it ends. `pin`, `allowed` and `share` are those of [`NewRequest`].
@@ -135,6 +144,7 @@ impl Provider {
             needs_core1: record.needs_core1.is_some(),
             allowed,
             share,
+            conversation: record.conversation.map(Conversation),
         };
         record.progress().waiting_since = Some(Instant::now());
         state.requests.insert(record.key, Arc::clone(record));
@@ -164,13 +174,13 @@ impl Provider {
     ) {
         let worker = NewWorker {
             key: link.info.key,
-            instance: link.info.instance.clone(),
             models: accepted.models.clone(),
             failing: link.failing(),
             max_concurrent: accepted.max_concurrent,
             load,
             core1: link.info.core1,
             multiplexer: multiplexer::registered(link),
+            instance: link.info.instance.clone(),
         };
         let mut state = self.lock();
         let instance = link.info.instance.as_ref();
@@ -277,13 +287,22 @@ impl Provider {
         self.handle(&mut state, Event::Granted { worker: link.info.key, grant });
     }
 
+    /// Records the first bytes of a response's body: its prompt is computed. Has an effect once per attempt.
+    pub fn begun(&self, link: &WorkerLink, held: &InFlight) {
+        if link.mark_begun(held.stream) {
+            let (worker, request, attempt) = (link.info.key, held.record.key, held.attempt);
+            self.apply(Event::Begun { worker, request, attempt });
+        }
+    }
+
     /// Completes the worker's response. The link releases it under the same lock, so that a concurrent loss of the
     /// worker comes entirely before or after it.
     pub fn completed(&self, link: &WorkerLink, held: &InFlight) {
+        let cached = held.record.progress().token_counts.and_then(|tokens| tokens.cached_permille());
         let mut state = self.lock();
         link.release(held.stream);
         let (worker, request, attempt) = (link.info.key, held.record.key, held.attempt);
-        self.handle(&mut state, Event::Completed { worker, request, attempt });
+        self.handle(&mut state, Event::Completed { worker, request, attempt, cached });
     }
 
     /// Fails an attempt of a request of which nothing was sent to the client.
@@ -328,6 +347,9 @@ impl Provider {
         let catalogue_changed = self.config.load().models != config.models
             || self.config.load().max_models_per_worker != config.max_models_per_worker;
         self.config.store(Arc::new(config.clone()));
+        if let Some(key) = HashKey::of_provider(config) {
+            self.conversation_key.store(Arc::new(key));
+        }
         self.handle(&mut state, Event::SettingsChanged(settings(config)));
         if catalogue_changed {
             let links: Vec<_> = state.links.values().cloned().collect();
@@ -475,5 +497,10 @@ fn settings(config: &ProviderConfig) -> Settings {
         cold_timeout: config.cold_timeout,
         cold_models: config.cold_models.iter().map(|model| model.as_str().into()).collect(),
         request_timeout: config.request_timeout(),
+        placement: match config.placement.mode {
+            PlacementMode::LeastLoad => Placement::LeastLoad,
+            PlacementMode::Cache => Placement::Cache,
+        },
+        max_homes: config.placement.max_homes,
     }
 }

@@ -37,6 +37,7 @@ function columns({ store }) {
         setAttribute(cell.firstChild, 'href', r.worker ? workerLink(r.worker) : null);
       },
     },
+    { key: 'placement', title: 'Placement', minor: 3, sort: (r) => r.placement ?? '', text: (r) => r.placement ?? '' },
     { key: 'attempts', title: 'Attempts', end: true, minor: 3, sort: (r) => r.attempts, text: (r) => count(r.attempts) },
     { key: 'size', title: 'Size', end: true, minor: 3, sort: (r) => r.request_bytes, text: (r) => bytes(r.request_bytes) },
     { key: 'provider', title: 'Provider', minor: 4, sort: (r) => r.provider, text: (r) => r.provider },

@@ -3,7 +3,7 @@
 import { age, setAge } from './clock.js';
 import { confirmed } from './dialogs.js';
 import { h, setHidden, setList, setText } from './dom.js';
-import { count, milliseconds, some } from './format.js';
+import { bytes, count, milliseconds, percent, some } from './format.js';
 import { icon } from './icons.js';
 import { notice, orSay } from './notices.js';
 import { fact, loadBar, pill, setPill, workerState } from './parts.js';
@@ -64,6 +64,8 @@ function facts() {
   const all = {
     load: fact('Load'),
     flight: fact('In flight', 'Requests of this relay; the load includes those of other relays'),
+    backlog: fact('Backlog', 'Size of the requests sent to it whose response has not begun'),
+    trust: fact('Cache trust', 'Share of the prompts expected in its cache that were there'),
     rtt: fact('Round trip'),
     provider: fact('Provider'),
     pool: fact('Pool'),
@@ -79,6 +81,8 @@ function facts() {
     update(worker) {
       bar.set(worker.load, worker.capacity);
       all.flight.set(count(worker.in_flight));
+      all.backlog.set(bytes(worker.backlog_bytes));
+      all.trust.set(percent(worker.cache_trust, 1));
       all.rtt.set(milliseconds(worker.rtt_ms));
       all.provider.set(worker.provider);
       all.pool.set(worker.pool ? `${worker.pool.namespace}/${worker.pool.name}` : '');

@@ -13,7 +13,7 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use modelrelay_relay::dispatch::{
-    CancelReason, Dispatch, Effect, Event, Model, NewRequest, NewWorker, RequestKey, Settings, WorkerKey,
+    CancelReason, Dispatch, Effect, Event, Model, NewRequest, NewWorker, Placement, RequestKey, Settings, WorkerKey,
 };
 
 use crate::figures::{Figure, Figures};
@@ -191,6 +191,8 @@ impl Core {
             cold_models: HashSet::new(),
             // The running request stays.
             request_timeout: Duration::MAX,
+            placement: Placement::LeastLoad,
+            max_homes: 0,
         };
         Self {
             dispatch: Dispatch::new(settings),
@@ -207,7 +209,6 @@ impl Core {
     fn join(&mut self, worker: u64, models: impl Iterator<Item = u64>, concurrency: u32) {
         let models = models.map(|number| Model::clone(&self.models[number as usize])).collect();
         self.handle(Event::WorkerJoined(NewWorker {
-            instance: None,
             key: WorkerKey(worker),
             models,
             failing: Vec::new(),
@@ -215,6 +216,7 @@ impl Core {
             load: 0,
             core1: false,
             multiplexer: None,
+            instance: None,
         }));
     }
 
@@ -233,7 +235,16 @@ impl Core {
         self.next += 1;
         self.waiting.push(key);
         let model = Model::clone(&self.models[(key.0 * 7 % self.models.len() as u64) as usize]);
-        Event::Submit(NewRequest { key, model, bytes: 352, pin: None, needs_core1: false, allowed: None, share: None })
+        Event::Submit(NewRequest {
+            key,
+            model,
+            bytes: 352,
+            pin: None,
+            needs_core1: false,
+            allowed: None,
+            share: None,
+            conversation: None,
+        })
     }
 
     fn complete_oldest(&mut self) {
@@ -244,7 +255,7 @@ impl Core {
 
     fn completion(&mut self) -> Option<Event> {
         let (worker, request, attempt) = self.running.pop_front()?;
-        Some(Event::Completed { worker, request, attempt })
+        Some(Event::Completed { worker, request, attempt, cached: None })
     }
 
     /// The cancellation of any waiting request, all with the same probability.

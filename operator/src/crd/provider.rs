@@ -69,6 +69,10 @@ pub struct ProviderSpec {
     #[serde(default)]
     pub queue: Queue,
 
+    /// Choice of the worker for a request. Default: the least loaded one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub placement: Option<Placement>,
+
     /// Maximum total time of a request, from the queue to the end of the response, without the wait for a model to load. Default:
     /// none; a response ends when it stalls.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -148,6 +152,48 @@ pub struct Queue {
     /// Default: timeout if it is set, else 30s, but at least 10m for a known model that may be loaded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cold_timeout: Option<DurationText>,
+}
+
+/// Choice of the worker for a request.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Placement {
+    /// least-load takes the least loaded worker; cache weighs the prompts that workers have cached against the work that waits at them.
+    #[serde(default)]
+    pub mode: PlacementMode,
+    /// Requests that may share a cached prompt: none keeps nobody apart, key keeps the requests of each API key apart.
+    #[serde(default)]
+    pub cache_isolation: CacheIsolation,
+    /// Maximum number of conversations whose worker is remembered; the one unused for longest is forgotten first.
+    #[serde(default = "max_homes")]
+    #[schemars(range(min = 1, max = 10_000_000))]
+    pub max_homes: i32,
+}
+
+/// How a worker is chosen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum PlacementMode {
+    /// By load.
+    #[default]
+    LeastLoad,
+    /// By the prompts that caches hold.
+    Cache,
+}
+
+/// Which requests may share a cached prompt.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum CacheIsolation {
+    /// All of them.
+    #[default]
+    None,
+    /// Those of one API key.
+    Key,
+}
+
+fn max_homes() -> i32 {
+    100_000
 }
 
 /// Handling of the generated Secrets when their Provider is deleted.

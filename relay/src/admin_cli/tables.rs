@@ -90,13 +90,15 @@ pub(super) fn workers(answer: &Value) -> String {
             state.to_owned(),
             format!("{}/{}", word(&worker["load"]), word(&worker["max_concurrent"])),
             cut(&models.join(", ")),
+            size(&worker["backlog_bytes"]),
+            percent(&worker["cache_trust"]),
             since(&worker["connected_at"]),
             word(&worker["address"]),
             word(&worker["version"]),
             word(&worker["worker_id"]),
         ]
     });
-    let names = ["WORKER", "PROVIDER", "STATE", "BUSY", "MODELS", "UP", "ADDRESS", "VERSION", "ID"];
+    let names = ["WORKER", "PROVIDER", "STATE", "BUSY", "MODELS", "BACKLOG", "TRUST", "UP", "ADDRESS", "VERSION", "ID"];
     table(&names, rows)
 }
 
@@ -110,10 +112,11 @@ pub(super) fn requests(answer: &Value) -> String {
             word(&request["state"]),
             millis(&request["age_ms"]),
             word(&request["worker"]),
+            word(&request["placement"]),
             word(&request["attempts"]),
         ]
     });
-    table(&["REQUEST", "PROVIDER", "MODEL", "STATE", "AGE", "WORKER", "SENT"], rows)
+    table(&["REQUEST", "PROVIDER", "MODEL", "STATE", "AGE", "WORKER", "PLACEMENT", "SENT"], rows)
 }
 
 /// `/admin/keys`.
@@ -163,6 +166,21 @@ fn cut(text: &str) -> String {
     word(&format!("{} …", text.chars().take(MAX_CELL - 2).collect::<String>()).into())
 }
 
+/// Formats a number of bytes.
+fn size(value: &Value) -> String {
+    match value.as_u64() {
+        Some(bytes @ 0..1024) => format!("{bytes} B"),
+        Some(bytes @ 1024..0x10_0000) => format!("{} KiB", bytes >> 10),
+        Some(bytes) => format!("{} MiB", bytes >> 20),
+        None => "-".to_owned(),
+    }
+}
+
+/// Formats a share of 1.
+fn percent(value: &Value) -> String {
+    value.as_f64().map_or_else(|| "-".to_owned(), |share| format!("{:.0} %", share * 100.0))
+}
+
 fn millis(value: &Value) -> String {
     match value.as_f64() {
         Some(millis) if millis < 1000.0 => format!("{millis:.0} ms"),
@@ -205,6 +223,21 @@ mod tests {
         let text = |secs| rounded(Duration::from_secs(secs));
         assert_eq!([text(0), text(61), text(3661), text(90_061)], ["0s", "1m 1s", "1h 1m", "1day 1h"]);
         assert_eq!([millis(&json!(12.4)), millis(&json!(61_000)), millis(&json!(null))], ["12 ms", "1m 1s", "-"]);
+    }
+
+    #[test]
+    fn request_shows_why_its_worker_was_chosen() {
+        let text = requests(&json!({"requests": [{"request_id": "a", "placement": "moved: busy", "attempts": 1}]}));
+        assert!(text.contains("PLACEMENT") && text.contains("moved: busy"), "{text}");
+    }
+
+    #[test]
+    fn worker_shows_backlog_and_trust() {
+        let worker = |backlog| json!({"worker_name": "gpu", "backlog_bytes": backlog, "cache_trust": 0.875});
+        let text = workers(&json!({"workers": [worker(512), worker(3 << 10), worker(5 << 20)]}));
+        for expected in ["512 B", "3 KiB", "5 MiB", "88 %"] {
+            assert!(text.contains(expected), "{text}");
+        }
     }
 
     #[test]

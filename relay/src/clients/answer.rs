@@ -27,6 +27,9 @@ use crate::http::respond::Client;
 use crate::net::peer::Flushed;
 use crate::provider::exchange::{Exchange, Head};
 
+/// The header that names the worker of a response. A backend's own header of this name never reaches clients.
+const WORKER_HEADER: &str = "x-modelrelay-worker";
+
 /// How long the last frame of a broken stream may take to be sent to a slow client.
 const FLUSH_PATIENCE: Duration = Duration::from_secs(5);
 const FLUSH_POLL_INTERVAL: Duration = Duration::from_millis(10);
@@ -87,6 +90,7 @@ pub fn respond(client: &Client, mut ticket: Ticket, head: Result<Head, ApiError>
     }
     let is_event_stream = is_event_stream(&head);
     let keepalive = ticket.keepalive().filter(|_| is_event_stream);
+    let worker = ticket.shown_worker();
     let is_bodiless = head.status == StatusCode::RESET_CONTENT;
     let length = head.content_length.filter(|length| !is_bodiless || *length == 0);
     let mut answer = Answer::new(client, ticket, AnswerStage::Streaming, is_event_stream, length, keepalive);
@@ -94,6 +98,9 @@ pub fn respond(client: &Client, mut ticket: Ticket, head: Result<Head, ApiError>
     let mut response = Response::new(Body::new(answer));
     *response.status_mut() = head.status;
     *response.headers_mut() = head.headers;
+    if let Some(worker) = worker.and_then(|name| HeaderValue::from_bytes(name.as_bytes()).ok()) {
+        response.headers_mut().insert(WORKER_HEADER, worker);
+    }
     browser::confine(response.headers_mut());
     if is_event_stream {
         unbuffered(&mut response);

@@ -27,6 +27,7 @@ use crate::http::respond::Client;
 use crate::net::budget::{Holder, Purpose};
 use crate::provider::Provider;
 use crate::provider::affinity::Origin;
+use crate::provider::conversation::{self, Prompt};
 use crate::provider::exchange::Exchange;
 use crate::provider::request::{RequestRecord, RequestTrace, needs_core1};
 use crate::provider::routing::Route;
@@ -106,6 +107,10 @@ async fn prepare(
         None => route_by_model(relay, &caller, parts, &mut body).await?,
     };
     let method = if parts.method == Method::GET { "GET" } else { "POST" };
+    let conversation = match pin {
+        Some(_) => None,
+        None => conversation_of(&route, endpoint, &parts.headers, &body, caller.key_id()).await,
+    };
     let config = relay.shared.config.load();
     let budget = Arc::clone(&relay.shared.budget);
     let record = Arc::new(RequestRecord {
@@ -119,9 +124,9 @@ async fn prepare(
         path_and_query: parts.uri.path_and_query().map_or("/", |path| path.as_str()).to_owned(),
         headers: headers_of(relay, parts),
         is_streaming,
-        conversation: None,
         needs_core1: needs_core1(method, &body),
         body,
+        conversation,
         received_at,
         arrived: SystemTime::now(),
         trace: trace.cloned(),
@@ -226,6 +231,30 @@ async fn read_route(
     let (content_type, body, default) = (content_type.map(str::to_owned), body.clone(), default.cloned());
     let reading = blocking::run(move || parse::parse(content_type.as_deref(), &body, default.as_deref()));
     reading.await.unwrap_or_else(|_| Err(ApiError::new(ErrorKind::Internal, "cannot read the request body")))
+}
+
+/// Returns the key of a request's conversation, unless only one worker can be chosen.
+async fn conversation_of(
+    route: &Route,
+    endpoint: Endpoint,
+    headers: &HeaderMap,
+    body: &Bytes,
+    api_key: Option<Arc<str>>,
+) -> Option<u64> {
+    if !conversation::may_have_key(endpoint, body) || route.provider.sole_worker_for(&route.model).is_some() {
+        return None;
+    }
+    let (key, model) = (route.provider.conversation_key(), Arc::clone(&route.model));
+    let isolation = route.provider.config().placement.cache_isolation;
+    let compute = move |headers: &HeaderMap, body: &[u8]| {
+        let prompt = Prompt { endpoint, headers, body, model: &model, api_key: api_key.as_deref(), isolation };
+        conversation::of_request(&key, &prompt)
+    };
+    if body.len() < LONG_READ_BYTES {
+        return compute(headers, body);
+    }
+    let (headers, body) = (headers.clone(), body.clone());
+    blocking::run(move || compute(&headers, &body)).await.ok().flatten()
 }
 
 /// Replaces an alias. The copy is charged to the budget like the original, which is dropped.

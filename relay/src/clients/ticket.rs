@@ -67,6 +67,12 @@ impl Ticket {
         self.provider.shared.config.load().stream_keepalive.filter(|_| self.record.is_streaming)
     }
 
+    /// The name of the worker whose response this is, if clients receive it.
+    pub fn shown_worker(&self) -> Option<Arc<str>> {
+        let is_shown = self.provider.shared.config.load().worker_header;
+        is_shown.then(|| self.record.progress().worker.clone()).flatten()
+    }
+
     /// Records the status that was sent to the client.
     pub fn mark_status(&mut self, status: u16) {
         self.status.get_or_insert(status);

@@ -235,6 +235,8 @@ fn worker_part(worker: &WorkerState, now: SystemTime) -> Value {
         "load": core.load,
         "in_flight": core.in_flight.len(),
         "draining": core.draining,
+        "backlog_bytes": core.backlog,
+        "cache_trust": f64::from(core.trust) / 1000.0,
         "connected_at": unix_millis(info.connected_at),
         "address": info.address.to_string(),
         "version": info.version,
@@ -283,7 +285,7 @@ fn slots_part(worker: &WorkerState, now: SystemTime) -> Option<Vec<Value>> {
 const MAX_ETA_MS: u64 = 86_400_000;
 
 fn request_part(live: &LiveRequest, ids: &HashMap<WorkerKey, Arc<str>>) -> Value {
-    let (record, attempts) = (&live.record, live.record.progress().attempts);
+    let (record, progress) = (&live.record, live.record.progress().clone());
     let worker = match live.place {
         Some(RequestPlace::Running { worker, .. }) => Some(worker),
         Some(RequestPlace::Queued) | None => None,
@@ -296,7 +298,8 @@ fn request_part(live: &LiveRequest, ids: &HashMap<WorkerKey, Arc<str>>) -> Value
         "state": live.stage(),
         "stream": record.is_streaming,
         "worker": worker.and_then(|worker| ids.get(&worker)).map(AsRef::as_ref),
-        "attempts": attempts,
+        "attempts": progress.attempts,
+        "placement": progress.placement(),
         "received_at": unix_millis(record.arrived),
         "request_bytes": record.body.len(),
     })

@@ -2,11 +2,13 @@
 //! contract.
 
 pub(super) mod assignment;
+pub(super) mod cache;
 pub(super) mod clock;
 pub(super) mod demand;
 pub(super) mod drain_rate;
 pub(super) mod effect;
 pub(super) mod event;
+pub(super) mod homes;
 pub(super) mod keys;
 pub(super) mod models;
 pub(super) mod queue;

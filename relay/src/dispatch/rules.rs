@@ -4,6 +4,7 @@ pub(super) mod choice;
 pub(super) mod deadlines;
 pub(super) mod demand;
 pub(super) mod gates;
+pub(super) mod homes;
 pub(super) mod lifecycle;
 pub(super) mod membership;
 pub(super) mod outliers;

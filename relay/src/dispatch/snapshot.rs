@@ -33,6 +33,10 @@ pub struct WorkerSnapshot {
     pub in_flight: Vec<RequestKey>,
     /// True if it gets no new requests.
     pub draining: bool,
+    /// The bytes sent to it whose first response byte has not come, also by other relays as far as they are reported.
+    pub backlog: u64,
+    /// The share of the cache believed to be there that was there, in permille.
+    pub trust: u16,
     /// Its last grant, less its refusals since; for a multiplexer, sums.
     pub grant: Option<Grant>,
     /// The gates of a multiplexer, by model id, sorted, less its refusals since; `None` without one.
@@ -82,6 +86,11 @@ impl Dispatch {
     #[cfg(test)]
     pub(super) fn keys_waiting(&self) -> usize {
         self.queue.shares.len()
+    }
+
+    /// The number of conversations with a home.
+    pub fn homes_len(&self) -> usize {
+        self.homes.len()
     }
 
     /// The number of waiting body bytes.
@@ -210,6 +219,8 @@ impl Dispatch {
             reported_load: worker.reported_load,
             in_flight: worker.in_flight.iter().copied().collect(),
             draining: worker.draining,
+            backlog: worker.cache.backlog(),
+            trust: worker.cache.trust(),
             grant: worker.grant,
             gates: worker
                 .multiplexer

@@ -9,6 +9,7 @@ mod drain;
 mod gates;
 mod harness;
 mod history;
+mod homes;
 mod joint;
 mod names;
 mod outliers;

@@ -9,7 +9,8 @@ use tracing::{debug, info, warn};
 
 use super::{Provider, ProviderCore};
 use crate::dispatch::{
-    CancelReason, Effect, Failure, FailureReport, LoadFailure, ModelDemand, RequestKey, RequeueReason, Stage, WorkerKey,
+    CancelReason, Decision, Effect, Failure, FailureReport, LoadFailure, ModelDemand, RequestKey, RequeueReason, Stage,
+    WorkerKey,
 };
 use crate::provider::request::{NeedsCore1, RequestRecord};
 use crate::telemetry::journal::PER_REQUEST;
@@ -18,7 +19,9 @@ use crate::telemetry::metrics::{QueueOutcome, RequeueReason as RequeueLabel};
 impl Provider {
     pub(super) fn execute(&self, state: &mut ProviderCore, effect: Effect) {
         match effect {
-            Effect::Send { worker, request, attempt, waited } => self.send(state, worker, request, attempt, waited),
+            Effect::Send { worker, request, attempt, waited, decision } => {
+                self.send(state, (worker, request, attempt), waited, decision);
+            }
             Effect::CancelSent { worker, request, attempt: _, reason } => {
                 if let Some(link) = state.links.get(&worker) {
                     link.cancel(request, reason);
@@ -55,7 +58,13 @@ impl Provider {
         }
     }
 
-    fn send(&self, state: &ProviderCore, worker: WorkerKey, request: RequestKey, attempt: u32, waited: Duration) {
+    fn send(
+        &self,
+        state: &ProviderCore,
+        (worker, request, attempt): (WorkerKey, RequestKey, u32),
+        waited: Duration,
+        decision: Decision,
+    ) {
         let (Some(link), Some(record)) = (state.links.get(&worker), state.requests.get(&request)) else {
             // The core knows only links and requests that the shell passed to it, and removes them first.
             debug!(?worker, ?request, "dispatch target is gone");
@@ -68,10 +77,12 @@ impl Provider {
             progress.waiting_since = None;
             progress.queue_wait += waited;
             progress.attempts = attempt;
+            progress.decision = Some(decision);
         }
         self.series.queue_wait_ended(QueueOutcome::Dispatched, waited);
+        self.series.placed(decision);
         if let Some(trace) = &record.trace {
-            trace.begin_attempt(record, &link.info.name, attempt, waited);
+            trace.begin_attempt(record, &link.info.name, (attempt, decision), waited);
         }
         let wire_id = link.send(record, attempt);
         info!(

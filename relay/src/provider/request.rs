@@ -13,7 +13,7 @@ use modelrelay_protocol::headers::looks_like_key;
 use modelrelay_protocol::message::{ConversationKey, RelayToWorker, Request, TokenCounts, encode};
 use modelrelay_protocol::paths::Endpoint;
 
-use crate::dispatch::{Conversation, RequestKey};
+use crate::dispatch::{Decision, RequestKey};
 #[cfg(test)]
 use crate::net::budget::Budget;
 use crate::provider::exchange::Exchange;
@@ -46,10 +46,10 @@ pub struct RequestRecord {
     pub headers: BTreeMap<String, String>,
     /// True if a stream is requested.
     pub is_streaming: bool,
-    /// Its conversation, if it has one.
-    pub conversation: Option<Conversation>,
     /// The body.
     pub body: Bytes,
+    /// The key of its conversation, if it has one that matters; never logged.
+    pub conversation: Option<u64>,
     /// The time of its first byte.
     pub received_at: Instant,
     /// The same, human-readable.
@@ -86,11 +86,20 @@ pub struct Progress {
     pub waiting_since: Option<Instant>,
     /// The number of attempts.
     pub attempts: u32,
+    /// Why its last attempt went to its worker.
+    pub decision: Option<Decision>,
     /// The token counts from the backend.
     pub token_counts: Option<TokenCounts>,
 }
 
 impl Progress {
+    /// Returns why its last attempt went to its worker, as the admin API names it: `home`, `moved: busy`.
+    pub fn placement(&self) -> Option<String> {
+        let decision = self.decision?;
+        let (name, reason) = (decision.as_str(), decision.reason());
+        Some(if reason.is_empty() { name.to_owned() } else { format!("{name}: {reason}") })
+    }
+
     /// Ends a wait without a dispatch, and adds it to the total.
     pub fn end_wait(&mut self, now: Instant) {
         if let Some(since) = self.waiting_since.take() {
@@ -111,18 +120,12 @@ impl RequestRecord {
     }
 
     /// The `request` message for a `core1` worker; the body follows in pieces. `conversation` is for `homes1`.
-    pub fn core1_text(
-        &self,
-        request_id: &str,
-        stream: u32,
-        window: Option<u64>,
-        conversation: Option<Conversation>,
-    ) -> String {
+    pub fn core1_text(&self, request_id: &str, stream: u32, window: Option<u64>, conversation: Option<u64>) -> String {
         encode(&RelayToWorker::Request(Request {
             stream: Some(stream),
             content_length: Some(self.body.len() as u64),
             window,
-            conversation: conversation.map(|conversation| ConversationKey(conversation.0)),
+            conversation: conversation.map(ConversationKey),
             ..self.envelope(request_id)
         }))
     }
@@ -190,8 +193,8 @@ impl RequestRecord {
             path_and_query: "/v1/chat/completions".into(),
             headers: BTreeMap::new(),
             is_streaming: false,
-            conversation: None,
             body: Bytes::from_static(body),
+            conversation: None,
             received_at: Instant::now(),
             arrived: SystemTime::now(),
             trace: None,

@@ -43,6 +43,8 @@ pub struct ProviderState {
     pub queue_depth: usize,
     /// The size of their bodies in bytes.
     pub queue_bytes: u64,
+    /// The number of conversations with a home.
+    pub homes: usize,
     /// The age of the oldest one.
     pub oldest_age: Option<Duration>,
     /// The number of requests at workers.
@@ -73,6 +75,7 @@ impl Provider {
         ProviderState {
             queue_depth: state.core.queue_len(),
             queue_bytes: state.core.queue_bytes(),
+            homes: state.core.homes_len(),
             oldest_age: state.core.oldest_age(now),
             in_flight: state.core.in_flight(),
             in_flight_by_model,

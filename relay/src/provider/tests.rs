@@ -91,3 +91,17 @@ async fn removed_provider_is_found_until_finished() {
     providers.forget_finished();
     assert!(!is_found());
 }
+
+#[tokio::test]
+async fn response_begins_once_per_attempt() {
+    let provider = provider();
+    let link = join(&provider, false);
+    provider.submit(&request(&provider), None, None, None);
+    provider.granted(&link, Grant { slots: 1, others: 0, capacity: 1, links: 1 });
+    let held = link.held_stream(1).expect("it is sent");
+    assert!(!held.begun && link.mark_begun(held.stream));
+    assert!(link.held_stream(held.stream).is_some_and(|held| held.begun));
+    assert!(!link.mark_begun(held.stream), "it is recorded already");
+    link.release(held.stream);
+    assert!(!link.mark_begun(held.stream), "it has ended");
+}

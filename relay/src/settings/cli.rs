@@ -16,7 +16,7 @@ use modelrelay_protocol::limits;
 
 use crate::kubernetes::identity::ServiceAccount;
 use crate::settings::commands::Command;
-use crate::settings::config::{AllowedOrigins, MAX_QUEUE_LEN, RawAliases};
+use crate::settings::config::{AllowedOrigins, CacheIsolation, MAX_HOMES, MAX_QUEUE_LEN, PlacementMode, RawAliases};
 use crate::telemetry::log::{LogFilter, LogFormat};
 
 mod error;
@@ -104,6 +104,20 @@ pub struct Args {
     /// (provider). [default: none; a response that is not streamed begins when it is complete]
     #[arg(long, env = "FIRST_BYTE_TIMEOUT_SECS", value_name = "SECONDS", value_parser = values::seconds)]
     pub first_byte_timeout_secs: Option<Duration>,
+
+    /// Choice of the worker for a request: least-load takes the least loaded one, cache weighs the prompts that workers have
+    /// cached against the work that waits at them (provider).
+    #[arg(long, env = "PLACEMENT", value_name = "MODE", default_value = "least-load", value_parser = values::placement)]
+    pub placement: PlacementMode,
+
+    /// Requests that may share a cached prompt: none keeps nobody apart, key keeps the requests of each API key apart
+    /// (provider).
+    #[arg(long, env = "CACHE_ISOLATION", value_name = "BY", default_value = "none", value_parser = values::cache_isolation)]
+    pub cache_isolation: CacheIsolation,
+
+    /// Maximum number of conversations whose worker is remembered; the one unused for longest is forgotten first (provider).
+    #[arg(long, env = "MAX_HOMES", value_name = "N", default_value_t = MAX_HOMES, value_parser = values::homes)]
+    pub max_homes: usize,
 
     /// Maximum number of models that one worker may advertise; further ones are dropped with a warning (provider).
     #[arg(long, env = "MAX_MODELS_PER_WORKER", value_name = "N", default_value_t = limits::MAX_MODELS_PER_WORKER, value_parser = values::models_per_worker)]
@@ -272,6 +286,10 @@ pub struct Args {
     #[arg(long, env = "STREAM_KEEPALIVE_SECS", value_name = "SECONDS", default_value = "0", value_parser = values::seconds_or_zero)]
     pub stream_keepalive_secs: Duration,
 
+    /// Name the worker of each response in the header x-modelrelay-worker.
+    #[arg(long, env = "WORKER_HEADER", value_name = "BOOL", default_value = "false", num_args = 0..=1, default_missing_value = "true", value_parser = values::boolean)]
+    pub worker_header: bool,
+
     /// Collector to which OpenTelemetry traces are exported (OTLP over HTTP), such as http://collector:4318. [default: none]
     #[arg(long, env = "OTEL_EXPORTER_OTLP_ENDPOINT", value_name = "URL", hide_env_values = true)]
     pub otlp_endpoint: Option<String>,
@@ -296,7 +314,7 @@ pub struct Args {
 const AFTER_HELP: &str = "Sizes are in bytes, or have a unit: Ki, Mi, Gi, Ti. Every flag has an environment variable; the flag takes precedence.";
 
 /// The settings that describe the one provider of a relay without `--config`: argument id and variable.
-const PROVIDER_SETTINGS: [(&str, &str); 16] = [
+const PROVIDER_SETTINGS: [(&str, &str); 19] = [
     ("provider_name", "PROVIDER_NAME"),
     ("worker_secret", "WORKER_SECRET"),
     ("worker_secret_file", "WORKER_SECRET_FILE"),
@@ -311,6 +329,9 @@ const PROVIDER_SETTINGS: [(&str, &str); 16] = [
     ("request_timeout_secs", "REQUEST_TIMEOUT_SECS"),
     ("stream_idle_timeout_secs", "STREAM_IDLE_TIMEOUT_SECS"),
     ("first_byte_timeout_secs", "FIRST_BYTE_TIMEOUT_SECS"),
+    ("placement", "PLACEMENT"),
+    ("cache_isolation", "CACHE_ISOLATION"),
+    ("max_homes", "MAX_HOMES"),
     ("max_models_per_worker", "MAX_MODELS_PER_WORKER"),
     ("require_protocol_version", "REQUIRE_PROTOCOL_VERSION"),
 ];

@@ -27,6 +27,7 @@ mod credentials;
 mod file;
 mod model_names;
 mod origins;
+mod placement;
 mod provider;
 mod raw;
 mod validate;
@@ -36,6 +37,7 @@ use model_names::{NamePlaces, RawModelNames};
 pub use file::Sources;
 pub use model_names::{ModelNames, RawAliases};
 pub use origins::AllowedOrigins;
+pub use placement::{CacheIsolation, MAX_HOMES, MOST_HOMES, PlacementConfig, PlacementMode};
 pub use provider::{CatalogueModel, MAX_QUEUE_LEN, ProviderConfig, WorkerSecret};
 
 /// The most models that a provider may let one worker advertise.
@@ -110,6 +112,8 @@ pub struct Config {
     pub shutdown_grace: Duration,
     /// The time after which a silent stream gets a comment; `None` is off.
     pub stream_keepalive: Option<Duration>,
+    /// True if responses name their worker.
+    pub worker_header: bool,
     /// The target to which traces are exported, if any.
     pub traces: Option<Target>,
     /// The filter of the log.
@@ -223,6 +227,11 @@ impl Config {
             request_timeout: args.request_timeout_secs,
             stream_idle_timeout: args.stream_idle_timeout_secs,
             first_byte_timeout: args.first_byte_timeout_secs,
+            placement: PlacementConfig {
+                mode: args.placement,
+                cache_isolation: args.cache_isolation,
+                max_homes: args.max_homes,
+            },
             max_models_per_worker: args.max_models_per_worker,
             require_protocol_version: args.require_protocol_version,
             ..ProviderConfig::new(&args.provider_name)
@@ -337,6 +346,7 @@ fn relay_wide(args: &Args) -> Result<Config, ConfigError> {
         drain_timeout: args.drain_timeout_secs,
         shutdown_grace: args.shutdown_grace_secs,
         stream_keepalive: (!args.stream_keepalive_secs.is_zero()).then_some(args.stream_keepalive_secs),
+        worker_header: args.worker_header,
         traces: traces(args)?,
         log_filter: args.log_level.clone(),
         log_format: args.log_format,

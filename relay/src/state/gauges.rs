@@ -38,6 +38,7 @@ fn provider_state(relay: &Relay, provider: &Provider) -> ProviderGauges {
         queue_capacity: config.max_queue_len as u64,
         queue_oldest_age: state.oldest_age,
         queued_bytes: state.queue_bytes,
+        homes: state.homes as u64,
         models,
         workers: state.workers.iter().map(worker_state).collect(),
     }
@@ -79,6 +80,7 @@ fn worker_state(worker: &provider::WorkerState) -> WorkerGauges {
         used,
         slots: if core.core1 { granted.max(used) } else { used + free },
         granted,
+        backlog_bytes: core.backlog,
         last_heartbeat: worker.link.heard_at(),
     }
 }

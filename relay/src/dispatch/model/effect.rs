@@ -21,6 +21,8 @@ pub enum Effect {
         attempt: u32,
         /// The time since the request arrived or was requeued.
         waited: Duration,
+        /// Why the request goes to this worker.
+        decision: Decision,
     },
     /// Notify the worker that the request is cancelled. Its slot is already free.
     CancelSent {
@@ -92,6 +94,58 @@ pub enum Effect {
         /// The worker.
         worker: WorkerKey,
     },
+}
+
+/// Why a request went to its worker.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Decision {
+    /// It has no conversation, or is pinned.
+    LeastLoad,
+    /// Its conversation had no home.
+    New,
+    /// To its conversation's home.
+    Home,
+    /// To another worker than its conversation's home.
+    Moved(MoveReason),
+}
+
+/// Why a request did not go to its conversation's home.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum MoveReason {
+    /// The home has no room.
+    Busy,
+    /// Waiting there would cost more than computing the prompt again.
+    Backlog,
+    /// The home's cache often does not hold what was expected.
+    Distrust,
+    /// Other workers are less loaded.
+    Load,
+    /// The home left, drains, no longer serves the model, or failed this request.
+    Gone,
+}
+
+impl Decision {
+    /// The decision's name.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::LeastLoad => "least_load",
+            Self::New => "new",
+            Self::Home => "home",
+            Self::Moved(_) => "moved",
+        }
+    }
+
+    /// The reason of a move; empty otherwise.
+    pub fn reason(self) -> &'static str {
+        let Self::Moved(reason) = self else { return "" };
+        match reason {
+            MoveReason::Busy => "busy",
+            MoveReason::Backlog => "backlog",
+            MoveReason::Distrust => "distrust",
+            MoveReason::Load => "load",
+            MoveReason::Gone => "gone",
+        }
+    }
 }
 
 /// The waiting requests for one model of one worker.

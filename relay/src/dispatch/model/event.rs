@@ -25,6 +25,21 @@ pub struct RequestKey(pub u64);
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct WorkerKey(pub u64);
 
+/// Identifies a conversation: a keyed hash of the part of the prompt with which each of its turns begins, and of the
+/// model's name.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Conversation(pub u64);
+
+/// How a worker is chosen among those with room.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Placement {
+    /// The least loaded one; among equals a conversation's home, or else round-robin.
+    #[default]
+    LeastLoad,
+    /// A conversation's home, unless waiting there would cost more than computing its prompt elsewhere.
+    Cache,
+}
+
 /// A provider's limits. A request captures its timeouts when it arrives; they never change for it afterwards.
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -47,6 +62,10 @@ pub struct Settings {
     pub cold_models: HashSet<Model>,
     /// How long a request may take in total, without cold waiting.
     pub request_timeout: Duration,
+    /// How a worker is chosen.
+    pub placement: Placement,
+    /// The largest number of conversations whose home is remembered.
+    pub max_homes: usize,
 }
 
 impl Settings {
@@ -124,16 +143,6 @@ pub enum Event {
         /// All slots.
         slots: Vec<Slot>,
     },
-    /// A worker reported conversations that other relays have sent to it. A report replaces a known home at another worker
-    /// only if its body is longer: a conversation grows, and a worker that connects again reports old homes too.
-    HomesReported {
-        /// The worker.
-        worker: WorkerKey,
-        /// The conversations, the oldest first, with the bytes of each one's last body.
-        homes: Vec<(Conversation, u64)>,
-        /// The bytes that other relays have sent it and whose first byte has not come, less cached ones.
-        backlog: u64,
-    },
     /// A worker's response ended, or the worker failed it after its head was sent.
     Completed {
         /// The worker.
@@ -142,6 +151,27 @@ pub enum Event {
         request: RequestKey,
         /// The attempt.
         attempt: u32,
+        /// The share of the prompt that the backend took from its cache, in permille; `None` if it was not reported.
+        cached: Option<u16>,
+    },
+    /// The first byte of a response came, so its prompt is computed. Reported once per attempt.
+    Begun {
+        /// The worker.
+        worker: WorkerKey,
+        /// The request.
+        request: RequestKey,
+        /// The attempt.
+        attempt: u32,
+    },
+    /// A worker reported the conversations that other relays have sent it. A known home at another worker is replaced only if
+    /// the reported body is longer.
+    HomesReported {
+        /// The worker.
+        worker: WorkerKey,
+        /// Conversations, with the size of each one's last body in bytes.
+        homes: Vec<(Conversation, u64)>,
+        /// The bytes of other relays' requests there whose first byte has not come.
+        backlog: u64,
     },
     /// A worker failed a request of which nothing has been sent to the client yet.
     AttemptFailed {
@@ -203,6 +233,8 @@ pub struct NewRequest {
     pub allowed: Option<Allowed>,
     /// The share of the queue that it uses while it waits; `None`: unlimited.
     pub share: Option<QueueShare>,
+    /// Its conversation; `None`: it follows the contract.
+    pub conversation: Option<Conversation>,
 }
 
 /// How much of the queue the waiting requests of one key may fill, by number and by bytes.
@@ -214,18 +246,11 @@ pub struct QueueShare {
     pub percent: u8,
 }
 
-/// Identifies a conversation: a keyed hash of the part of the prompt with which each of its turns begins, and of the
-/// model's name.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct Conversation(pub u64);
-
 /// A worker that was just acknowledged.
 #[derive(Clone, Debug)]
 pub struct NewWorker {
     /// Its connection.
     pub key: WorkerKey,
-    /// The worker process, the same after it reconnects; `None`: unknown.
-    pub instance: Option<Arc<str>>,
     /// The acknowledged models.
     pub models: Vec<Model>,
     /// The models of the list whose requests the backend fails; other names are ignored.
@@ -238,6 +263,8 @@ pub struct NewWorker {
     pub core1: bool,
     /// Its multiplexer, if it has one. Such a worker also speaks `core1`.
     pub multiplexer: Option<NewMultiplexer>,
+    /// The worker process, the same after it reconnects; `None`: unknown.
+    pub instance: Option<Arc<str>>,
 }
 
 /// A multiplexer as its worker registered it.

@@ -93,6 +93,11 @@ impl QueueLane {
         Self { id, list: WaitList::default(), clock: LaneClock::new(cold, now), front: Front::default() }
     }
 
+    /// Returns at most twice `count` requests, among them the `count` oldest.
+    pub(crate) fn oldest(&self, count: usize) -> impl Iterator<Item = RequestKey> {
+        self.list.oldest(count).map(|entry| entry.key)
+    }
+
     /// All waiting requests, in no order.
     pub(crate) fn keys(&self) -> impl Iterator<Item = RequestKey> {
         self.list.keys()

@@ -2,9 +2,11 @@
 
 use std::collections::BTreeSet;
 
+use super::cache::Cache;
 use super::clock::Moment;
 use super::demand::DemandState;
-use super::event::{Grant, Model, NewWorker, RequestKey, WorkerKey};
+use super::event::{Grant, Model, NewWorker, Placement, RequestKey, WorkerKey};
+use super::homes::InstanceKey;
 use super::models::ModelId;
 use super::residency::{LoadEligibility, Multiplexer};
 use super::select::Rank;
@@ -12,6 +14,8 @@ use super::select::Rank;
 #[derive(Debug)]
 pub(crate) struct Worker {
     pub(crate) key: WorkerKey,
+    /// Its process, the same after it reconnects.
+    pub(crate) instance: InstanceKey,
     pub(crate) core1: bool,
     pub(crate) max_concurrent: u32,
     /// The models that it advertises, sorted, without duplicates.
@@ -44,12 +48,15 @@ pub(crate) struct Worker {
     /// Requests revoked since its last report. The next report may have been written before the worker read the
     /// cancels.
     revoked: u32,
+    pub(crate) cache: Cache,
 }
 
 impl Worker {
-    pub(crate) fn new(new: &NewWorker, models: Vec<ModelId>, now: Moment) -> Self {
+    /// `turn` is the number of the last dispatch to any worker.
+    pub(crate) fn new(new: &NewWorker, models: Vec<ModelId>, now: Moment, turn: u64) -> Self {
         Self {
             key: new.key,
+            instance: InstanceKey::new(new.instance.as_deref(), new.key),
             core1: new.core1 || new.multiplexer.is_some(),
             max_concurrent: new.max_concurrent,
             ranks: vec![None; models.len()],
@@ -68,6 +75,8 @@ impl Worker {
             reported_load: new.load,
             foreign: new.load,
             revoked: 0,
+            // While its connection was down, a multiplexer may have swapped models.
+            cache: Cache::new(if new.multiplexer.is_some() { turn } else { 0 }),
         }
     }
 
@@ -160,19 +169,25 @@ impl Worker {
     /// the same for each of them.
     ///
     /// For a model that its backend fails, its rank is behind all others.
-    pub(crate) fn shared_rank(&self) -> Option<Rank> {
-        (!self.draining && self.has_shared_room()).then(|| self.rank(self.load()))
+    pub(crate) fn shared_rank(&self, placement: Placement) -> Option<Rank> {
+        (!self.draining && self.has_shared_room()).then(|| self.rank(self.load(), placement))
     }
 
     /// Returns the rank of a multiplexer for a model, if it has room. Its models do not share their capacity, and each
     /// has a load of its own.
-    pub(crate) fn rank_for(&self, model: &Model, multiplexer: &Multiplexer) -> Option<Rank> {
+    pub(crate) fn rank_for(&self, model: &Model, multiplexer: &Multiplexer, placement: Placement) -> Option<Rank> {
         let others = multiplexer.gate(model).map_or(0, |gate| gate.others);
-        self.has_room_for(model).then(|| self.rank(multiplexer.own(model).saturating_add(others)))
+        self.has_room_for(model).then(|| self.rank(multiplexer.own(model).saturating_add(others), placement))
     }
 
-    fn rank(&self, load: u32) -> Rank {
-        Rank { is_failing: false, load, turn: self.turn, worker: self.key }
+    fn rank(&self, load: u32, placement: Placement) -> Rank {
+        let backlog = (placement == Placement::Cache).then(|| self.cache.backlog());
+        Rank { is_failing: false, load, turn: self.turn, worker: self.key, backlog }
+    }
+
+    /// Returns its rank among the workers with room for a model.
+    pub(crate) fn rank_of(&self, model: ModelId) -> Option<Rank> {
+        self.ranks[self.models.binary_search(&model).ok()?]
     }
 
     /// True if it must receive demand reports: other relays want its slots too, or it loads models by them.

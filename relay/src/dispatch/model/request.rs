@@ -40,6 +40,12 @@ pub(crate) struct Request {
     /// The last failure that explains why it waits.
     pub(crate) last_failure: Option<LastFailure>,
     pub(crate) state: RequestState,
+    /// While it runs: the bytes of its prompt that are believed to be in its worker's cache.
+    pub(crate) believed: u64,
+    /// The bytes by which it adds to its worker's backlog, until the first byte of its response.
+    pub(crate) cost: u64,
+    /// The number of requests that arrived later and were sent first, because they were at home.
+    pub(crate) overtaken: u8,
 }
 
 /// The models that a request's name may mean, if not any model that a worker means by it.

@@ -13,6 +13,8 @@ pub(crate) struct Rank {
     /// The number of the last dispatch to it.
     pub(crate) turn: u64,
     pub(crate) worker: WorkerKey,
+    /// The bytes that it has yet to compute, if workers are placed by it.
+    pub(crate) backlog: Option<u64>,
 }
 
 impl Rank {
@@ -20,13 +22,38 @@ impl Rank {
     pub(crate) fn as_sound(self) -> Self {
         Self { is_failing: false, ..self }
     }
+
+    fn by_backlog(self) -> Option<(bool, u64, Self)> {
+        self.backlog.map(|backlog| (self.is_failing, backlog, self))
+    }
 }
 
 /// The workers that have room for one model, separated by what they can carry.
 #[derive(Debug, Default)]
 pub(crate) struct Available {
-    core1: BTreeSet<Rank>,
-    seeds: BTreeSet<Rank>,
+    core1: Ranked,
+    seeds: Ranked,
+}
+
+/// Workers by their rank, and by their backlog: failing ones last, then the smallest first, equals by rank.
+#[derive(Debug, Default)]
+struct Ranked {
+    ranks: BTreeSet<Rank>,
+    backlogs: BTreeSet<(bool, u64, Rank)>,
+}
+
+impl Ranked {
+    fn insert(&mut self, rank: Rank) {
+        self.ranks.insert(rank);
+        self.backlogs.extend(rank.by_backlog());
+    }
+
+    fn remove(&mut self, rank: &Rank) {
+        self.ranks.remove(rank);
+        if let Some(entry) = rank.by_backlog() {
+            self.backlogs.remove(&entry);
+        }
+    }
 }
 
 impl Available {
@@ -39,14 +66,22 @@ impl Available {
     }
 
     /// Returns the best worker that `suits`. Few do not: those that failed this request.
-    pub(crate) fn best(&self, needs_core1: bool, suits: impl Fn(WorkerKey) -> bool) -> Option<WorkerKey> {
-        let first = |side: &BTreeSet<Rank>| side.iter().find(|rank| suits(rank.worker)).copied();
-        let core1 = first(&self.core1);
-        let seeds = if needs_core1 { None } else { first(&self.seeds) };
-        core1.into_iter().chain(seeds).min().map(|rank| rank.worker)
+    pub(crate) fn best(&self, needs_core1: bool, suits: impl Fn(WorkerKey) -> bool) -> Option<Rank> {
+        let first = |side: &Ranked| side.ranks.iter().find(|rank| suits(rank.worker)).copied();
+        self.sides(needs_core1).filter_map(first).min()
     }
 
-    fn side(&mut self, core1: bool) -> &mut BTreeSet<Rank> {
+    /// The same by backlog.
+    pub(crate) fn least_backlog(&self, needs_core1: bool, suits: impl Fn(WorkerKey) -> bool) -> Option<Rank> {
+        let first = |side: &Ranked| side.backlogs.iter().find(|(.., rank)| suits(rank.worker)).copied();
+        self.sides(needs_core1).filter_map(first).min().map(|(.., rank)| rank)
+    }
+
+    fn sides(&self, needs_core1: bool) -> impl Iterator<Item = &Ranked> {
+        std::iter::once(&self.core1).chain((!needs_core1).then_some(&self.seeds))
+    }
+
+    fn side(&mut self, core1: bool) -> &mut Ranked {
         if core1 { &mut self.core1 } else { &mut self.seeds }
     }
 }

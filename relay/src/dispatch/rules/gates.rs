@@ -39,6 +39,9 @@ impl Dispatch {
             group.open.core1.contains(&key) != worker.is_open_for(&group.name)
         };
         let new: Vec<_> = worker.models.iter().copied().filter(is_new).collect();
+        if !toggled.is_empty() {
+            self.forget_homes(key, &toggled);
+        }
         for model in new {
             self.begin_serving(key, model);
         }

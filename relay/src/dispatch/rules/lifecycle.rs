@@ -94,6 +94,9 @@ impl Dispatch {
             silent: Vec::new(),
             last_failure: None,
             state: RequestState::Queued { place: None, since: self.clock.now, cold_start: 0 },
+            believed: 0,
+            cost: 0,
+            overtaken: 0,
         };
         self.requests.insert(key, Box::new(request));
     }
@@ -181,9 +184,18 @@ impl Dispatch {
         })
     }
 
-    pub(in super::super) fn handle_completed(&mut self, worker: WorkerKey, request: RequestKey, attempt: u32) {
+    /// `cached` is the share of the prompt that came from the backend's cache, in permille, if it was reported.
+    pub(in super::super) fn handle_completed(
+        &mut self,
+        (worker, request, attempt): (WorkerKey, RequestKey, u32),
+        cached: Option<u16>,
+    ) {
         if !self.is_current(worker, request, attempt) {
             return;
+        }
+        let sent = self.requests.get(&request).map(|request| (request.believed, request.new.bytes));
+        if let (Some((believed, bytes)), Some(cached), Some(worker)) = (sent, cached, self.workers.get_mut(&worker)) {
+            worker.cache.handle_cached(believed, bytes, cached);
         }
         self.take_from_worker(request);
         self.end(request);

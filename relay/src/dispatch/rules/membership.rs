@@ -16,9 +16,11 @@ impl Dispatch {
             return;
         }
         let models = self.intern_all(&new.models);
-        let mut worker = Worker::new(new, models, self.clock.now);
+        self.turn += 1;
+        let mut worker = Worker::new(new, models, self.clock.now, self.turn);
         worker.set_failing(self.failing_ids(&worker.models, &new.failing));
         let (key, models) = (worker.key, worker.models.clone());
+        self.instances.insert(worker.instance, key);
         self.workers.insert(key, worker);
         for model in models {
             self.begin_serving(key, model);
@@ -60,6 +62,10 @@ impl Dispatch {
         for model in &gone {
             self.end_serving(key, *model);
         }
+        if !gone.is_empty() {
+            // A backend that withdraws a model has stopped, and its cache is lost.
+            self.forget_all_homes(key);
+        }
         self.mark(key);
     }
 
@@ -96,6 +102,9 @@ impl Dispatch {
         let Some(worker) = self.workers.remove(&key) else {
             return;
         };
+        if self.instances.get(&worker.instance) == Some(&key) {
+            self.instances.remove(&worker.instance);
+        }
         for model in &worker.models {
             self.models[*model].remove(&worker);
             self.note_servers(*model);

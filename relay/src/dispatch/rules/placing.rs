@@ -9,7 +9,7 @@
 use crate::dispatch::Dispatch;
 use crate::dispatch::model::clock::duration;
 use crate::dispatch::model::effect::Effect;
-use crate::dispatch::model::event::{RequestKey, WorkerKey};
+use crate::dispatch::model::event::{Placement, RequestKey, WorkerKey};
 use crate::dispatch::model::models::{Group, ModelId};
 use crate::dispatch::model::queue::{LaneNo, LaneRef};
 use crate::dispatch::model::registry::Worker;
@@ -34,8 +34,16 @@ impl Dispatch {
         let is_suited = |key| self.workers.get(&key).is_some_and(&suits);
         let group = &self.models[request.model];
         // If the best one fails the model, all of them do.
-        let best = group.available.best(request.new.needs_core1, is_suited)?;
-        (!self.is_passed_over(group, best, request.new.needs_core1, suits)).then_some(best)
+        let needs_core1 = request.new.needs_core1;
+        let best = if self.places_by_cache() && request.new.conversation.is_some() {
+            group.available.least_backlog(needs_core1, is_suited)?
+        } else {
+            group.available.best(needs_core1, is_suited)?
+        };
+        if self.is_passed_over(group, best.worker, needs_core1, &suits) {
+            return None;
+        }
+        Some(self.home_before(best, request, suits).unwrap_or(best.worker))
     }
 
     /// Sends a waiting request to a free worker, if there is one.
@@ -61,6 +69,7 @@ impl Dispatch {
             let Some(request) = self.oldest_for(worker).filter(|oldest| *oldest < limit) else {
                 break;
             };
+            let request = self.overtake(request, limit, key).unwrap_or(request);
             self.dequeue(request);
             self.send(request, key);
         }
@@ -101,8 +110,21 @@ impl Dispatch {
         pinned.map(|(key, _)| key).into_iter().chain(open).min()
     }
 
+    /// Returns the oldest request that waits in another lane and may concern a worker; none is [`u64::MAX`].
+    pub(super) fn oldest_beside(&self, lane: LaneRef, worker: WorkerKey) -> RequestKey {
+        let serves = |model| self.workers.get(&worker).is_some_and(|worker| worker.serves(model));
+        let others = self.queue.firsts.iter().filter(|(_, other)| *other != lane && serves(other.0));
+        let open = others.map(|(key, _)| *key).next();
+        let pinned = self.queue.firsts_pinned_to(worker).map(|(key, _)| key).next();
+        open.into_iter().chain(pinned).min().unwrap_or(RequestKey(u64::MAX))
+    }
+
     /// Sends a request that is in no queue to a worker.
     pub(super) fn send(&mut self, key: RequestKey, to: WorkerKey) {
+        let Some(request) = self.requests.get(&key) else {
+            return;
+        };
+        let (decision, believed) = self.decision(request, to);
         let Some(request) = self.requests.get_mut(&key) else {
             return;
         };
@@ -113,6 +135,11 @@ impl Dispatch {
             return;
         };
         let group = &self.models[request.model];
+        if self.settings.placement == Placement::Cache {
+            request.believed = believed;
+            request.cost = request.new.bytes - worker.cache.expected(believed);
+            worker.cache.handle_sent(request.cost);
+        }
         request.attempts += 1;
         let due = request.running_due();
         request.state = RequestState::Running { worker: to, due };
@@ -132,7 +159,12 @@ impl Dispatch {
             request: key,
             attempt: request.attempts,
             waited: duration(self.clock.now.since(since)),
+            decision,
         });
+        let home = request.new.conversation.filter(|_| request.new.pin.is_none()).map(|it| (it, request.new.bytes));
+        if let Some((conversation, bytes)) = home {
+            self.set_home(conversation, to, bytes);
+        }
         self.note_load(to);
         if is_used_up {
             self.report_demand_now(to, model);
@@ -147,7 +179,11 @@ impl Dispatch {
         let RequestState::Running { worker, due } = request.state else {
             return;
         };
+        self.end_backlog(key);
         self.running.remove(&(due, key));
+        let Some(request) = self.requests.get(&key) else {
+            return;
+        };
         if let Some(worker) = self.workers.get_mut(&worker) {
             worker.in_flight.remove(&key);
             if let Some(multiplexer) = &mut worker.multiplexer {
@@ -163,7 +199,8 @@ impl Dispatch {
         let Some(worker) = self.workers.get_mut(&key) else {
             return;
         };
-        let shared = worker.shared_rank();
+        let placement = self.settings.placement;
+        let shared = worker.shared_rank(placement);
         if worker.multiplexer.is_none() && worker.ranks.first().is_none_or(|rank| rank.map(Rank::as_sound) == shared) {
             return;
         }
@@ -171,7 +208,7 @@ impl Dispatch {
             let model = worker.models[place];
             let group = &mut self.models[model];
             let new = match &worker.multiplexer {
-                Some(multiplexer) => worker.rank_for(&group.name, multiplexer),
+                Some(multiplexer) => worker.rank_for(&group.name, multiplexer, placement),
                 None => shared,
             };
             let new = new.map(|rank| Rank { is_failing: worker.is_failing(model), ..rank });

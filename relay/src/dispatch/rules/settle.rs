@@ -23,7 +23,7 @@ pub(in super::super) struct Unsettled {
 
 impl Dispatch {
     /// Records a change of a worker's load.
-    pub(super) fn note_load(&mut self, key: WorkerKey) {
+    pub(in super::super) fn note_load(&mut self, key: WorkerKey) {
         // A worker is often sent several requests in a row.
         if self.unsettled.ranks.last() != Some(&key) {
             self.unsettled.ranks.push(key);

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::dispatch::{
     AttemptFailure, CancelReason, Dispatch, Effect, Event, Failure, FailureReport, Grant, LossCause, Model, NewRequest,
-    NewWorker, RequestKey, RequestPlace, Settings, WorkerKey,
+    NewWorker, Placement, RequestKey, RequestPlace, Settings, WorkerKey,
 };
 
 /// The seed settings: 100 in the queue, 30 s of waiting, 300 s in total.
@@ -22,12 +22,14 @@ pub(super) fn settings() -> Settings {
         cold_timeout: None,
         cold_models: HashSet::new(),
         request_timeout: Duration::from_secs(300),
+        placement: Placement::LeastLoad,
+        max_homes: 100,
     }
 }
 
 pub(super) fn request(key: u64, model: &str) -> NewRequest {
     let (key, model) = (RequestKey(key), Model::from(model));
-    NewRequest { key, model, bytes: 100, pin: None, needs_core1: false, allowed: None, share: None }
+    NewRequest { key, model, bytes: 100, pin: None, needs_core1: false, allowed: None, share: None, conversation: None }
 }
 
 pub(super) fn secs(secs: f64) -> Duration {
@@ -164,7 +166,7 @@ impl Provider {
     /// The worker of the request completes it.
     pub(super) fn complete(&mut self, key: u64) -> Vec<String> {
         let (worker, attempt) = self.runs_at(key);
-        self.handle(Event::Completed { worker, request: RequestKey(key), attempt })
+        self.handle(Event::Completed { worker, request: RequestKey(key), attempt, cached: None })
     }
 
     /// The worker of the request fails it.
@@ -194,7 +196,6 @@ impl Provider {
 
 pub(super) fn worker(key: u64, models: &[&str], max_concurrent: u32, core1: bool) -> NewWorker {
     NewWorker {
-        instance: None,
         key: WorkerKey(key),
         models: models.iter().map(|name| Model::from(*name)).collect(),
         failing: Vec::new(),
@@ -202,6 +203,7 @@ pub(super) fn worker(key: u64, models: &[&str], max_concurrent: u32, core1: bool
         load: 0,
         core1,
         multiplexer: None,
+        instance: None,
     }
 }
 

@@ -57,7 +57,7 @@ const MUST_BE_SEEN: [&str; 10] = [
 ];
 
 /// The effects of the histories in [`effects_keep_their_order`].
-const DIGEST: &str = "4aa66a819e5b0a691336f34aaaf4a8d6eb20261a420383f1922b59505a57f097";
+const DIGEST: &str = "afbd7c7ee033e487cf4ac3e3a39e0b7495b327c44044ad32925f7dd19331f85d";
 
 impl Play {
     fn new(settings: Settings) -> Self {
@@ -156,7 +156,7 @@ impl Play {
                 let pin = pin.map(|index| self.worker(index).unwrap_or(WorkerKey(0)));
                 let allowed = allowed.map(|mask| Arc::new(models(mask).into_iter().collect()));
                 let share = share.map(|(key, percent)| QueueShare { key: key.to_string().into(), percent });
-                Event::Submit(NewRequest { key, model, bytes, pin, needs_core1, allowed, share })
+                Event::Submit(NewRequest { key, model, bytes, pin, needs_core1, allowed, share, conversation: None })
             }
             Op::Cancel { request, reason } => {
                 let live = self.reference.requests.keys().copied().collect::<Vec<_>>();
@@ -166,7 +166,7 @@ impl Play {
                 let key = WorkerKey(self.key());
                 let (models, failing) = (models(mask), models(failing));
                 join(
-                    NewWorker { key, instance: None, models, failing, max_concurrent, load, core1, multiplexer: None },
+                    NewWorker { key, models, failing, max_concurrent, load, core1, multiplexer: None, instance: None },
                     slots,
                 )
             }
@@ -195,7 +195,7 @@ impl Play {
             }
             Op::Complete { request } => {
                 let (worker, request, attempt) = self.running(request)?;
-                Event::Completed { worker, request, attempt }
+                Event::Completed { worker, request, attempt, cached: None }
             }
             Op::Silent { request } => {
                 let (_, request, _) = self.running(request)?;
@@ -215,7 +215,7 @@ impl Play {
                 }
                 match failure {
                     Some(failure) => Event::AttemptFailed { worker, request, attempt, failure },
-                    None => Event::Completed { worker, request, attempt },
+                    None => Event::Completed { worker, request, attempt, cached: None },
                 }
             }
             Op::Succeed { older, newer } => {

@@ -65,6 +65,8 @@ fn workers_are_described() {
         reported_load: 0,
         in_flight: vec![RequestKey(1)],
         draining: true,
+        backlog: 0,
+        trust: 1000,
         grant: Some(Grant { slots: 2, others: 3, capacity: 8, links: 2 }),
         gates: None,
     };

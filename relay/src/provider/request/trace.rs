@@ -14,6 +14,7 @@ use modelrelay_protocol::paths::{Endpoint, POST_PATHS};
 use modelrelay_traces::{Parent, Span, SpanContext, SpanKind, TRACEPARENT, TRACESTATE, Traces};
 
 use super::{CLIENT_CLOSED_REQUEST, RequestRecord};
+use crate::dispatch::Decision;
 use crate::telemetry::metrics::Outcome;
 
 /// A shorter wait has no span: the request was sent as it came.
@@ -80,7 +81,13 @@ impl RequestTrace {
     }
 
     /// Begins an attempt, after this time in the queue.
-    pub fn begin_attempt(&self, record: &RequestRecord, worker: &str, attempt: u32, waited: Duration) {
+    pub fn begin_attempt(
+        &self,
+        record: &RequestRecord,
+        worker: &str,
+        (attempt, decision): (u32, Decision),
+        waited: Duration,
+    ) {
         let mut spans = self.lock();
         let Some(spans) = spans.as_mut() else { return };
         let now = Instant::now();
@@ -95,6 +102,10 @@ impl RequestTrace {
         span.set("gen_ai.request.model", record.model.to_string());
         span.set("modelrelay.worker", worker.to_owned());
         span.set("modelrelay.attempt", i64::from(attempt));
+        span.set("modelrelay.placement", decision.as_str());
+        if !decision.reason().is_empty() {
+            span.set("modelrelay.placement.reason", decision.reason());
+        }
         if let Some(before) = spans.before.take() {
             span.follow(before);
         }

@@ -49,6 +49,8 @@ pub struct InFlight {
     pub stream: u32,
     /// True if its response head went to the client.
     pub started: bool,
+    /// True if bytes of its response body arrived.
+    pub begun: bool,
     request_id: Arc<str>,
 }
 
@@ -164,6 +166,7 @@ impl WorkerLink {
             attempt,
             stream,
             started: false,
+            begun: false,
             request_id: Arc::clone(&request_id),
         };
         state.held.insert(stream, held);
@@ -216,6 +219,11 @@ impl WorkerLink {
         if let Some(held) = self.lock().held.get_mut(&stream) {
             held.started = true;
         }
+    }
+
+    /// Records that bytes of this request's response body arrived. Returns false if they were recorded before.
+    pub fn mark_begun(&self, stream: u32) -> bool {
+        self.lock().held.get_mut(&stream).is_some_and(|held| !std::mem::replace(&mut held.begun, true))
     }
 
     /// Releases a request that the worker has completed or failed; waiting bytes of its body are dropped.

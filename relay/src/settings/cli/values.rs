@@ -11,7 +11,7 @@ use modelrelay_protocol::units::{MAX_DURATION, MIN_DURATION, parse_duration_or_z
 
 use super::{Accounts, Names, OptionalAddr, OptionalPath, OptionalText, Proxies};
 use crate::http::base_path;
-use crate::settings::config::RawAliases;
+use crate::settings::config::{CacheIsolation, MOST_HOMES, PlacementMode, RawAliases};
 use crate::telemetry::log::{LogFilter, LogFormat};
 
 type AllowedValues = String;
@@ -95,6 +95,18 @@ pub(super) fn provider_name(text: &str) -> Result<String, AllowedValues> {
 
 pub(super) fn queue_len(text: &str) -> Result<usize, AllowedValues> {
     integer(text, 0, MAX_QUEUE_LEN)
+}
+
+pub(super) fn placement(text: &str) -> Result<PlacementMode, AllowedValues> {
+    PlacementMode::parse(text).ok_or_else(|| PlacementMode::ALLOWED.to_owned())
+}
+
+pub(super) fn cache_isolation(text: &str) -> Result<CacheIsolation, AllowedValues> {
+    CacheIsolation::parse(text).ok_or_else(|| CacheIsolation::ALLOWED.to_owned())
+}
+
+pub(super) fn homes(text: &str) -> Result<usize, AllowedValues> {
+    integer(text, 1, MOST_HOMES)
 }
 
 pub(super) fn models_per_worker(text: &str) -> Result<usize, AllowedValues> {

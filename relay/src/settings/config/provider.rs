@@ -8,6 +8,7 @@ use modelrelay_protocol::model_details::ModelDetails;
 use modelrelay_protocol::secret::{Secret, bare};
 
 use super::model_names::ModelNames;
+use super::placement::PlacementConfig;
 use crate::dispatch::DEFAULT_COLD_TIMEOUT;
 use crate::kubernetes::identity::ServiceAccount;
 use crate::settings::worker_credential::{Credential, CredentialStatus};
@@ -58,6 +59,8 @@ pub struct ProviderConfig {
     pub stream_idle_timeout: Duration,
     /// How long a worker may send nothing of a response while another one has room.
     pub first_byte_timeout: Option<Duration>,
+    /// How a worker is chosen for a request.
+    pub placement: PlacementConfig,
     /// The most models that one worker may advertise.
     pub max_models_per_worker: usize,
     /// True if a worker without a protocol version is rejected.
@@ -101,6 +104,7 @@ impl ProviderConfig {
             request_timeout: None,
             stream_idle_timeout: STREAM_IDLE_TIMEOUT,
             first_byte_timeout: None,
+            placement: PlacementConfig::default(),
             max_models_per_worker: limits::MAX_MODELS_PER_WORKER,
             require_protocol_version: false,
         }

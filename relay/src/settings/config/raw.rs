@@ -33,6 +33,7 @@ pub(super) struct RawProvider {
     pub(super) fallback_model: Option<String>,
     pub(super) model_details: Option<BTreeMap<String, Map<String, Value>>>,
     pub(super) queue: Option<RawQueue>,
+    pub(super) placement: Option<RawPlacement>,
     pub(super) request_timeout: Option<HumanDuration>,
     pub(super) stream_idle_timeout: Option<HumanDuration>,
     pub(super) first_byte_timeout: Option<HumanDuration>,
@@ -54,6 +55,14 @@ pub(super) struct RawQueue {
     pub(super) max_bytes: Option<ByteSize>,
     pub(super) timeout: Option<HumanDuration>,
     pub(super) cold_timeout: Option<HumanDuration>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(super) struct RawPlacement {
+    pub(super) mode: Option<String>,
+    pub(super) cache_isolation: Option<String>,
+    pub(super) max_homes: Option<usize>,
 }
 
 /// A worker secret; its `Debug` omits the value.

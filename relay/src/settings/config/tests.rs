@@ -353,3 +353,41 @@ fn missing_file_is_named_in_one_line() {
     let line = Config::from_args(&args(&["--config", "/nonexistent/relay.yaml"])).expect_err("missing").to_string();
     assert!(line.starts_with("--config: /nonexistent/relay.yaml: cannot read the file"), "{line}");
 }
+
+fn placed(placement: &str) -> PlacementConfig {
+    let yaml =
+        format!("providers: [{{name: a, workerSecrets: [{{value: {}}}], placement: {placement}}}]", "s".repeat(20));
+    load(&yaml).expect(placement).providers[0].placement
+}
+
+#[test]
+fn omitted_parts_of_placement_have_defaults() {
+    assert_eq!(placed("{}"), PlacementConfig::default());
+    let cache = PlacementConfig { mode: PlacementMode::Cache, ..PlacementConfig::default() };
+    assert_eq!(placed("{mode: cache}"), cache);
+    let all = PlacementConfig { cache_isolation: CacheIsolation::Key, max_homes: 7, ..cache };
+    assert_eq!(placed("{mode: cache, cacheIsolation: key, maxHomes: 7}"), all);
+}
+
+#[test]
+fn bad_placement_names_field_and_allowed_values() {
+    let cases = [
+        ("{mode: least}", "placement.mode", "least-load or cache"),
+        ("{cacheIsolation: keys}", "placement.cacheIsolation", "none or key"),
+        ("{maxHomes: 0}", "placement.maxHomes", "an integer from 1 to 10000000"),
+        ("{modes: cache}", "placement", "mode"),
+    ];
+    for (placement, field, allowed) in cases {
+        let line = refusal(&format!("providers: [{{name: a, placement: {placement}}}]"));
+        assert!(line.contains(field) && line.contains(allowed), "{line}");
+    }
+}
+
+#[test]
+fn placement_variables_apply_to_sole_provider() {
+    let given =
+        ["--worker-secret", "0123456789abcdef", "--placement", "cache", "--cache-isolation", "key", "--max-homes", "9"];
+    let config = Config::from_args(&args(&given)).expect("valid");
+    let expected = PlacementConfig { mode: PlacementMode::Cache, cache_isolation: CacheIsolation::Key, max_homes: 9 };
+    assert_eq!(config.providers[0].placement, expected);
+}

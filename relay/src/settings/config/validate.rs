@@ -10,7 +10,8 @@ use serde_json::{Map, Value};
 
 use super::credentials;
 use super::model_names::{NamePlaces, RawModelNames};
-use super::raw::{RawModel, RawProvider, RawQueue, RawSecret};
+use super::placement::{CacheIsolation, MOST_HOMES, PlacementConfig, PlacementMode};
+use super::raw::{RawModel, RawPlacement, RawProvider, RawQueue, RawSecret};
 use super::{
     CatalogueModel, ConfigError, MAX_MODELS_PER_WORKER, MAX_RELAY_COUNT, ProviderConfig, Sources, WorkerSecret,
 };
@@ -74,6 +75,7 @@ fn provider(place: &str, raw: &RawProvider, sources: &Sources) -> Result<Provide
         request_timeout: raw.request_timeout.map(|timeout| timeout.0),
         stream_idle_timeout: raw.stream_idle_timeout.map_or(default.stream_idle_timeout, |timeout| timeout.0),
         first_byte_timeout: raw.first_byte_timeout.map(|timeout| timeout.0),
+        placement: placement(&format!("{place}.placement"), raw.placement.as_ref())?,
         max_models_per_worker: raw.max_models_per_worker.unwrap_or(default.max_models_per_worker),
         require_protocol_version: raw.require_protocol_version.unwrap_or(false),
         ..default
@@ -99,6 +101,25 @@ fn with_queue(place: &str, config: ProviderConfig, raw: Option<&RawQueue>) -> Re
         queue_timeout: raw.timeout.map(|timeout| timeout.0),
         cold_timeout: raw.cold_timeout.map(|timeout| timeout.0),
         ..config
+    })
+}
+
+fn placement(place: &str, raw: Option<&RawPlacement>) -> Result<PlacementConfig, ConfigError> {
+    let default = PlacementConfig::default();
+    let Some(raw) = raw else { return Ok(default) };
+    within(&format!("{place}.maxHomes"), raw.max_homes, 1, MOST_HOMES)?;
+    let mode = raw.mode.as_deref().map(|text| {
+        let refused = || ConfigError::refused(&format!("{place}.mode"), text, PlacementMode::ALLOWED);
+        PlacementMode::parse(text).ok_or_else(refused)
+    });
+    let cache_isolation = raw.cache_isolation.as_deref().map(|text| {
+        let refused = || ConfigError::refused(&format!("{place}.cacheIsolation"), text, CacheIsolation::ALLOWED);
+        CacheIsolation::parse(text).ok_or_else(refused)
+    });
+    Ok(PlacementConfig {
+        mode: mode.transpose()?.unwrap_or(default.mode),
+        cache_isolation: cache_isolation.transpose()?.unwrap_or(default.cache_isolation),
+        max_homes: raw.max_homes.unwrap_or(default.max_homes),
     })
 }
 

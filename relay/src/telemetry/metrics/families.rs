@@ -31,6 +31,7 @@ pub(super) struct Families {
     pub(super) inter_chunk: HistogramVec,
     pub(super) output_token: HistogramVec,
     pub(super) queue_wait: HistogramVec,
+    pub(super) placements: IntCounterVec,
     pub(super) requeues: IntCounterVec,
     pub(super) cancellations: IntCounterVec,
     pub(super) client_retries: IntCounterVec,
@@ -103,6 +104,11 @@ impl Families {
                 "Time in the queue; a requeued request has one observation per wait.",
                 QUEUE,
                 &["provider", "outcome"],
+            ),
+            placements: counter(
+                "placement_total",
+                "Requests sent to workers, by the reason for the choice of the worker.",
+                &["provider", "decision", "reason"],
             ),
             requeues: counter("requeues_total", "Requests returned to the queue.", &["provider", "reason"]),
             cancellations: counter("cancellations_total", "Cancelled requests.", &["provider", "reason", "stage"]),
@@ -181,6 +187,7 @@ impl Families {
     pub(super) fn delete_where(&self, label: &str, value: &str) {
         let counters = [
             &self.requests,
+            &self.placements,
             &self.requeues,
             &self.cancellations,
             &self.tokens,

@@ -13,6 +13,7 @@ use super::families::Families;
 use super::labels::{
     ConnectionResult, DisconnectReason, Outcome, QueueOutcome, RequeueReason, Stage, TokenKind, UNKNOWN,
 };
+use crate::dispatch::Decision;
 use crate::telemetry::stats::{ProviderStats, StatsReport};
 
 /// The most series of models that one provider may have, with endpoints counted separately. Workers name models; a worker
@@ -60,6 +61,14 @@ impl ProviderSeries {
         }
         self.stats.queue_waited(waited, Instant::now());
         self.families.queue_wait.with_label_values(&[&*self.name, outcome.as_str()]).observe(waited.as_secs_f64());
+    }
+
+    /// Counts a request that was sent to a worker.
+    pub fn placed(&self, decision: Decision) {
+        if !self.is_retired() {
+            let labels = [&*self.name, decision.as_str(), decision.reason()];
+            self.families.placements.with_label_values(&labels).inc();
+        }
     }
 
     /// Counts a requeue.

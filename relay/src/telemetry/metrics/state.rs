@@ -44,6 +44,8 @@ pub struct ProviderGauges {
     pub queue_oldest_age: Option<Duration>,
     /// Bytes of waiting bodies.
     pub queued_bytes: u64,
+    /// Conversations with a home.
+    pub homes: u64,
     /// Every model with a worker, a catalogue entry, or a request.
     pub models: Vec<ModelGauges>,
     /// Every attached worker.
@@ -79,6 +81,8 @@ pub struct WorkerGauges {
     pub slots: u64,
     /// The slots that it granted (`core1`), else 0.
     pub granted: u64,
+    /// Bytes of bodies sent to it whose response has not begun.
+    pub backlog_bytes: u64,
     /// The time of its last message.
     pub last_heartbeat: SystemTime,
 }
@@ -89,11 +93,13 @@ pub(super) struct StateGauges {
     queue_capacity: IntGaugeVec,
     queue_oldest_age: GaugeVec,
     queued_bytes: IntGaugeVec,
+    homes: IntGaugeVec,
     in_flight: IntGaugeVec,
     workers: IntGaugeVec,
     worker_slots: IntGaugeVec,
     model_workers: IntGaugeVec,
     last_heartbeat: GaugeVec,
+    worker_backlog: IntGaugeVec,
     grants: IntGaugeVec,
     buffered_bytes: IntGauge,
     buffered_bytes_limit: IntGauge,
@@ -113,6 +119,7 @@ impl StateGauges {
                 &["provider"],
             ),
             queued_bytes: gauge("queued_bytes", "Size of the bodies of waiting requests.", &["provider"]),
+            homes: gauge("homes", "Conversations whose worker is remembered.", &["provider"]),
             in_flight: gauge("requests_in_flight", "Requests dispatched to workers.", &["provider", "model"]),
             workers: gauge("workers", "Connected workers.", &["provider", "state"]),
             worker_slots: gauge(
@@ -129,6 +136,11 @@ impl StateGauges {
                 registry,
                 "worker_last_heartbeat_timestamp_seconds",
                 "Time of the last message from a worker.",
+                &["provider", "worker"],
+            ),
+            worker_backlog: gauge(
+                "worker_backlog_bytes",
+                "Bytes of requests sent to a worker whose response has not begun.",
                 &["provider", "worker"],
             ),
             grants: gauge("worker_grants", "Slots granted to this relay by workers.", &["provider"]),
@@ -156,7 +168,9 @@ impl StateGauges {
             &self.queue_depth,
             &self.queue_capacity,
             &self.queued_bytes,
+            &self.homes,
             &self.in_flight,
+            &self.worker_backlog,
             &self.workers,
             &self.worker_slots,
             &self.model_workers,
@@ -179,6 +193,7 @@ impl StateGauges {
         let name = [&*provider.name];
         self.queue_capacity.with_label_values(&name).set(signed(provider.queue_capacity));
         self.queued_bytes.with_label_values(&name).set(signed(provider.queued_bytes));
+        self.homes.with_label_values(&name).set(signed(provider.homes));
         let age = provider.queue_oldest_age.unwrap_or_default();
         self.queue_oldest_age.with_label_values(&name).set(age.as_secs_f64());
     }
@@ -221,7 +236,9 @@ impl StateGauges {
         self.grants.with_label_values(&[name]).set(signed(granted));
         for worker in &provider.workers {
             let heard = worker.last_heartbeat.duration_since(UNIX_EPOCH).unwrap_or_default();
-            self.last_heartbeat.with_label_values(&[name, &worker.id]).set(heard.as_secs_f64());
+            let labels = [name, &*worker.id];
+            self.last_heartbeat.with_label_values(&labels).set(heard.as_secs_f64());
+            self.worker_backlog.with_label_values(&labels).set(signed(worker.backlog_bytes));
         }
     }
 }

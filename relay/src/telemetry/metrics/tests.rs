@@ -3,6 +3,7 @@ use std::time::SystemTime;
 use modelrelay_protocol::message::{CancelReason, TokenCounts};
 
 use super::*;
+use crate::dispatch::{Decision, MoveReason};
 
 fn end(outcome: Outcome, code: u16) -> RequestEnd {
     RequestEnd { outcome, code, stream: true, duration: Duration::from_millis(300) }
@@ -15,6 +16,7 @@ fn worker(id: &str, used: u64, is_draining: bool) -> WorkerGauges {
         used,
         slots: 4,
         granted: 4,
+        backlog_bytes: 8,
         last_heartbeat: SystemTime::UNIX_EPOCH + Duration::from_secs(7),
     }
 }
@@ -44,6 +46,8 @@ fn busy() -> Metrics {
     let tokens = TokenCounts { prompt_tokens: 3, completion_tokens: 5, total_tokens: 8, cached_tokens: Some(2) };
     request.tokens_used(tokens, Some(Duration::from_secs(1)));
     provider.queue_wait_ended(QueueOutcome::Dispatched, Duration::from_millis(1));
+    provider.placed(Decision::Home);
+    provider.placed(Decision::Moved(MoveReason::Busy));
     provider.requeued(RequeueReason::WorkerLost);
     provider.cancelled(CancelReason::Timeout, Stage::Queued);
     provider.worker_connected(ConnectionResult::Accepted);
@@ -65,6 +69,7 @@ fn busy_state() -> ProviderGauges {
         queue_capacity: 100,
         queue_oldest_age: Some(Duration::from_secs(3)),
         queued_bytes: 9,
+        homes: 4,
         models: vec![
             ModelGauges { name: "m".to_owned(), known: true, workers: 2, queued: 1, in_flight: 3 },
             ModelGauges { name: "typo".to_owned(), known: false, workers: 0, queued: 2, in_flight: 0 },
@@ -79,7 +84,7 @@ fn scrape_has_every_metric_of_contract() {
     let text = busy().render(&state(vec![busy_state()]));
     let names = "requests_total request_duration_seconds time_to_first_token_seconds upstream_time_to_first_token_seconds \
         inter_chunk_latency_seconds time_per_output_token_seconds queue_wait_seconds queue_depth queue_capacity queue_oldest_age_seconds \
-        queued_bytes requests_in_flight requeues_total cancellations_total client_retries_total tokens_total request_body_bytes \
+        queued_bytes requests_in_flight homes placement_total worker_backlog_bytes requeues_total cancellations_total client_retries_total tokens_total request_body_bytes \
         response_body_bytes workers worker_slots model_workers worker_connections_total worker_disconnects_total \
         worker_heartbeat_rtt_seconds worker_last_heartbeat_timestamp_seconds auth_failures_total relay_overhead_seconds config_info \
         config_last_reload_successful api_keys_last_reload_successful buffered_bytes buffered_bytes_limit worker_grants build_info";
@@ -103,6 +108,8 @@ fn events_are_counted_under_their_labels() {
         r#"request_duration_seconds_count{endpoint="chat_completions",model="m",provider="local",stream="true"}"#,
         r#"request_duration_seconds_bucket{endpoint="chat_completions",model="m",provider="local",stream="true",le="0.5"}"#,
         r#"queue_wait_seconds_count{outcome="dispatched",provider="local"}"#,
+        r#"placement_total{decision="home",provider="local",reason=""}"#,
+        r#"placement_total{decision="moved",provider="local",reason="busy"}"#,
         r#"requeues_total{provider="local",reason="worker_lost"}"#,
         r#"cancellations_total{provider="local",reason="timeout",stage="queued"}"#,
         r#"worker_disconnects_total{provider="local",reason="heartbeat_timeout"}"#,
@@ -133,6 +140,8 @@ fn gauges_show_current_state() {
         (r#"worker_slots{provider="local",state="used"}"#, "4"),
         (r#"worker_slots{provider="local",state="free"}"#, "5"),
         (r#"worker_grants{provider="local"}"#, "12"),
+        (r#"homes{provider="local"}"#, "4"),
+        (r#"worker_backlog_bytes{provider="local",worker="w1"}"#, "8"),
         (r#"worker_last_heartbeat_timestamp_seconds{provider="local",worker="w1"}"#, "7"),
         ("buffered_bytes", "5"),
         ("buffered_bytes_limit", "10"),

@@ -95,10 +95,20 @@ pub(super) fn handle_binary(provider: &Arc<Provider>, link: &Arc<WorkerLink>, by
         debug!(worker = %link.info.name, stream = piece.stream, "late body piece dropped");
         return Ok(());
     };
-    if let Err(error) = held.exchange().push_piece(held.attempt, piece.payload) {
-        push_failed(provider, link, &held, error);
+    let begins = !held.begun && is_answer(held.record.is_streaming, &piece.payload);
+    match held.exchange().push_piece(held.attempt, piece.payload) {
+        Ok(()) if begins => provider.begun(link, &held),
+        Ok(()) => {}
+        Err(error) => push_failed(provider, link, &held, error),
     }
     Ok(())
+}
+
+/// True if a backend sends these bytes of a body only after it has computed the prompt. Comments keep a stream alive
+/// before that, and vLLM sends the head of a stream at once.
+fn is_answer(is_streaming: bool, bytes: &[u8]) -> bool {
+    let is_comment = is_streaming && bytes.starts_with(b":");
+    !bytes.is_empty() && !is_comment
 }
 
 fn known(link: &WorkerLink, request_id: &str) -> Option<InFlight> {
@@ -130,6 +140,9 @@ fn begin(provider: &Provider, link: &WorkerLink, held: &InFlight, head: Head) ->
 }
 
 fn response_chunk(provider: &Arc<Provider>, link: &Arc<WorkerLink>, held: &InFlight, chunk: Bytes) {
+    if !held.begun && is_answer(held.record.is_streaming, &chunk) {
+        provider.begun(link, held);
+    }
     let record = &held.record;
     let must_be_events = record.is_streaming && record.endpoint.raises_error_frame();
     if !held.started && !link.info.core1 && must_be_events {
@@ -370,4 +383,17 @@ fn header_map(
         }
     }
     Ok(map)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn comment_of_stream_is_no_answer() {
+        assert!(!is_answer(true, b": ping\n\n"));
+        assert!(!is_answer(true, b"") && !is_answer(false, b""));
+        assert!(is_answer(true, b"data: {}\n\n"));
+        assert!(is_answer(false, b": text"), "only streams have comments");
+    }
 }

@@ -7,7 +7,7 @@ use modelrelay_harness::relay::{Relay, WORKER_SECRET};
 use modelrelay_harness::worker_process::WorkerProcess;
 use serde_json::json;
 
-/// So many that they could not all get the same worker twice by chance.
+/// Enough that chance cannot send each to the same worker twice.
 const CONVERSATIONS: usize = 16;
 
 /// Two relays, and two workers that are linked to both.
@@ -65,7 +65,6 @@ impl Site {
 }
 
 #[tokio::test]
-#[ignore = "requires placement by homes in the dispatch core"]
 async fn turn_at_other_relay_goes_home() {
     let site = Site::start().await;
     let first = site.take_turns(0, 0).await;
@@ -76,7 +75,6 @@ async fn turn_at_other_relay_goes_home() {
 }
 
 #[tokio::test]
-#[ignore = "requires placement by homes in the dispatch core"]
 async fn restarted_relay_learns_homes() {
     let mut site = Site::start().await;
     let first = site.take_turns(1, 0).await;

@@ -105,6 +105,7 @@ async fn one_trace_spans_client_relay_worker_and_backend() {
         (&*attempt.attribute("modelrelay.worker"), &*attempt.attribute("modelrelay.attempt")),
         ("gpu-box-1", "1")
     );
+    assert_eq!(attempt.attribute("modelrelay.placement"), "least_load");
     assert_eq!(backend.attribute("server.port"), stack.backend.addr().port().to_string());
     assert!(spans.iter().all(|span| !span.is_error), "{spans:#?}");
     assert!(server.nanos >= attempt.nanos && forward.nanos >= backend.nanos, "{spans:#?}");

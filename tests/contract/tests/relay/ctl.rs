@@ -75,6 +75,7 @@ async fn commands_list_workers_and_cancel_requests() {
     assert_eq!(line(&workers, "hand-played")[1..5], ["local", "busy", "1/4", "m, n"], "{workers}");
     let requests = output_of(&relay, &["requests"]).await;
     assert_eq!(line(&requests, "one")[1..4], ["local", "m", "dispatched"], "{requests}");
+    assert_eq!(line(&requests, "one")[5..], ["hand-played", "least_load", "1"], "{requests}");
     assert_eq!(output_of(&relay, &["requests", "cancel", "one"]).await, "request one cancelled\n");
     assert_eq!(running.reply().await.with_status(503).json()["error"]["code"], "cancelled_by_admin");
     let missing = failure(&run_command(&relay, &["requests", "cancel", "../keys"]).await);

@@ -34,6 +34,7 @@ mod model_names;
 mod models;
 mod noisy_worker;
 mod parsing;
+mod placement;
 mod providers;
 mod published_worker;
 mod queue;

@@ -40,6 +40,7 @@ async fn invalid_numbers_are_refused() {
         "HEARTBEAT_INTERVAL",
         "DRAIN_TIMEOUT_SECS",
         "MAX_MODELS_PER_WORKER",
+        "MAX_HOMES",
         "RELAY_COUNT",
     ] {
         is_refused(Relay::builder().env(name, "many-17"), &[name, "many-17"]).await;
@@ -57,6 +58,8 @@ async fn invalid_sizes_are_refused() {
 async fn invalid_choice_lists_allowed_values() {
     is_refused(Relay::builder().env("LOG_FORMAT", "xml"), &["LOG_FORMAT", "xml", "text", "json"]).await;
     is_refused(Relay::builder().env("LOG_LEVEL", "loud"), &["LOG_LEVEL", "loud", "info"]).await;
+    is_refused(Relay::builder().env("PLACEMENT", "least"), &["PLACEMENT", "least", "least-load or cache"]).await;
+    is_refused(Relay::builder().env("CACHE_ISOLATION", "user"), &["CACHE_ISOLATION", "user", "none or key"]).await;
     let maybe = Relay::builder().env("MODELRELAY_REQUIRE_API_KEYS", "maybe");
     is_refused(maybe, &["MODELRELAY_REQUIRE_API_KEYS", "maybe", "true", "false"]).await;
 }
@@ -100,6 +103,25 @@ async fn unknown_keys_and_wrong_values_are_refused() {
     ] {
         is_refused(Relay::builder().config(one_provider(more)), &["relay.yaml", part]).await;
     }
+}
+
+#[tokio::test]
+async fn bad_placement_in_file_is_refused() {
+    for (placement, parts) in [
+        ("{mode: fastest}", ["placement.mode", "fastest", "least-load or cache"]),
+        ("{cacheIsolation: user}", ["placement.cacheIsolation", "user", "none or key"]),
+        ("{maxHomes: 0}", ["placement.maxHomes", "0", "an integer from 1 to"]),
+    ] {
+        is_refused(Relay::builder().config(one_provider(&format!("  placement: {placement}"))), &parts).await;
+    }
+}
+
+#[tokio::test]
+async fn placement_in_file_is_accepted() {
+    let yaml = one_provider("  placement: {mode: cache, cacheIsolation: key, maxHomes: 10}");
+    let relay = Relay::builder().config(yaml).start().await;
+    let mut worker = relay.dial().open().await;
+    assert_eq!(worker.register(&["a"], 1).await["models"], serde_json::json!(["a"]));
 }
 
 #[tokio::test]

@@ -3,8 +3,7 @@
 //! - A report to a relay has the conversations that *other* links have sent since its last report, the oldest first, and
 //!   the backlog of the other links. It is sent only if something changed, and at most every [`HOMES_INTERVAL`].
 //! - The number of conversations is bounded; the one without a request for the longest time is dropped.
-//! - A conversation counts while its model stays loaded. What a relay knows already is not taken back: it reads of the
-//!   swap itself.
+//! - A conversation counts while its model stays loaded. A swap is not reported here: relays read of it in `slots`.
 
 #![warn(clippy::disallowed_types, clippy::iter_over_hash_type)]
 

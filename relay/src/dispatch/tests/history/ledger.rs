@@ -88,8 +88,9 @@ impl Ledger {
             }
             Event::Cancel { .. }
             | Event::LoadReported { .. }
-            | Event::HomesReported { .. }
             | Event::Completed { .. }
+            | Event::Begun { .. }
+            | Event::HomesReported { .. }
             | Event::AttemptFailed { .. }
             | Event::Silent { .. }
             | Event::WorkerSucceeded { .. }

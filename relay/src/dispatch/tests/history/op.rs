@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use modelrelay_protocol::message::Slot;
 
 use crate::dispatch::tests::harness::report;
-use crate::dispatch::{AttemptFailure, CancelReason, Gate, Grant, LoadFailure, LossCause, Model, Settings};
+use crate::dispatch::{AttemptFailure, CancelReason, Gate, Grant, LoadFailure, LossCause, Model, Placement, Settings};
 
 const SHORTEST: usize = 60;
 const LONGEST: usize = 240;
@@ -235,6 +235,8 @@ fn limits() -> impl Strategy<Value = Settings> {
             cold_timeout: cold,
             cold_models: declared.then(|| MODELS[0].into()).into_iter().collect(),
             request_timeout: request,
+            placement: Placement::LeastLoad,
+            max_homes: 100,
         })
 }
 

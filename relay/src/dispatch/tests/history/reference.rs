@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use self::multiplexer::{Choice, Multiplexer};
 use crate::dispatch::{
-    CancelReason, Effect, Event, Failure, Grant, Model, NewRequest, NewWorker, RequestKey, Settings, WorkerKey,
+    CancelReason, Decision, Effect, Event, Failure, Grant, Model, NewRequest, NewWorker, RequestKey, Settings,
+    WorkerKey,
 };
 
 pub(super) struct Reference {
@@ -303,7 +304,7 @@ impl Reference {
         request.granted_since = false;
         request.worker = Some(worker);
         let (attempt, waited) = (request.attempts, now - request.since);
-        self.out.push(Effect::Send { worker, request: key, attempt, waited });
+        self.out.push(Effect::Send { worker, request: key, attempt, waited, decision: Decision::LeastLoad });
     }
 
     fn fail(&mut self, key: RequestKey, failure: Failure) {

@@ -207,7 +207,7 @@ impl Fleet {
                     Event::GatesSet { worker, sums, gates }
                 }
                 Up::Slots(slots) => Event::SlotsReported { worker, slots },
-                Up::Done { request, attempt } => Event::Completed { worker, request, attempt },
+                Up::Done { request, attempt } => Event::Completed { worker, request, attempt, cached: None },
                 Up::Refused { request, attempt } => {
                     Event::AttemptFailed { worker, request, attempt, failure: AttemptFailure::AtCapacity }
                 }

@@ -27,7 +27,7 @@ impl Reference {
             }
             Event::GatesSet { worker, sums, gates } => self.set_gates(worker, sums, gates),
             Event::SlotsReported { worker, slots } => self.set_slots(worker, slots),
-            Event::Completed { worker, request, attempt } => {
+            Event::Completed { worker, request, attempt, .. } => {
                 if self.is_current(worker, request, attempt) {
                     self.requests.remove(&request);
                     self.out.push(Effect::Finished { request, worker, attempt });
@@ -66,7 +66,7 @@ impl Reference {
                     self.fail(key, Failure::Draining);
                 }
             }
-            Event::HomesReported { .. } | Event::Tick => {}
+            Event::Begun { .. } | Event::HomesReported { .. } | Event::Tick => {}
         }
     }
 

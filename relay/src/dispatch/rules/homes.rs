@@ -1,0 +1,193 @@
+//! Placement by cache: a conversation goes back to its home, the worker that computed its last prompt.
+//!
+//! With [`Placement::LeastLoad`] only among equally loaded workers. With [`Placement::Cache`] a worker costs the bytes that
+//! it has yet to compute, its backlog, and those of the request that it does not have in its cache. The home is compared
+//! with the worker of the smallest backlog; the cheaper one gets the request. So a conversation moves when waiting at its
+//! home costs more than computing its prompt again.
+//!
+//! How much of a prompt a home still has is learned from the cached tokens that backends report: a worker whose cache often
+//! lacks what was believed is trusted less, and its homes count for less.
+//!
+//! A request without a conversation, and one that is pinned, follows the contract.
+
+use crate::dispatch::Dispatch;
+use crate::dispatch::model::effect::{Decision, MoveReason};
+use crate::dispatch::model::event::{Conversation, Placement, RequestKey, WorkerKey};
+use crate::dispatch::model::homes::Home;
+use crate::dispatch::model::models::ModelId;
+use crate::dispatch::model::registry::Worker;
+use crate::dispatch::model::request::{Request, RequestState};
+use crate::dispatch::model::select::Rank;
+
+/// A slot that is free looks for a request at home among this number of the first in a lane.
+const LOOK_AHEAD: usize = 16;
+
+/// No request is overtaken more often.
+const MAX_OVERTAKEN: u8 = 8;
+
+impl Dispatch {
+    pub(super) fn places_by_cache(&self) -> bool {
+        self.settings.placement == Placement::Cache
+    }
+
+    /// Returns the worker at which a request's conversation is at home, and the bytes of the prompt that are believed to be
+    /// in its cache. `None` if it has none, or that worker has left or forgotten it.
+    fn home_of(&self, request: &Request) -> Option<(&Worker, u64)> {
+        let conversation = request.new.conversation.filter(|_| request.new.pin.is_none())?;
+        let home = self.homes.get(conversation)?;
+        let worker = self.workers.get(self.instances.get(&home.instance)?)?;
+        worker.cache.holds(request.model, home.turn).then(|| (worker, home.bytes.min(request.new.bytes)))
+    }
+
+    /// Returns the request's home if it is a better choice than the `best` of the workers with room.
+    pub(super) fn home_before(
+        &self,
+        best: Rank,
+        request: &Request,
+        suits: impl Fn(&Worker) -> bool,
+    ) -> Option<WorkerKey> {
+        let (home, believed) = self.home_of(request)?;
+        let rank = home.rank_of(request.model)?;
+        let is_able = (home.core1 || !request.new.needs_core1) && rank.is_failing == best.is_failing && suits(home);
+        let is_better = match self.settings.placement {
+            Placement::LeastLoad => rank.load == best.load,
+            Placement::Cache => home.cache.backlog() <= self.backlog(best.worker) + home.cache.expected(believed),
+        };
+        (is_able && is_better).then_some(home.key)
+    }
+
+    fn backlog(&self, worker: WorkerKey) -> u64 {
+        self.workers.get(&worker).map_or(0, |worker| worker.cache.backlog())
+    }
+
+    /// Returns why a request goes to a worker, and the bytes of its prompt that are believed to be in the cache there.
+    pub(super) fn decision(&self, request: &Request, to: WorkerKey) -> (Decision, u64) {
+        let Some(conversation) = request.new.conversation.filter(|_| request.new.pin.is_none()) else {
+            return (Decision::LeastLoad, 0);
+        };
+        if self.homes.get(conversation).is_none() {
+            return (Decision::New, 0);
+        }
+        let Some((home, believed)) = self.home_of(request) else {
+            return (Decision::Moved(MoveReason::Gone), 0);
+        };
+        if home.key == to {
+            return (Decision::Home, believed);
+        }
+        let group = &self.models[request.model];
+        let reason = if home.draining || !home.serves(request.model) || request.refuses(home) {
+            MoveReason::Gone
+        } else if !home.has_room_for(&group.name) {
+            MoveReason::Busy
+        } else if !self.places_by_cache() {
+            MoveReason::Load
+        } else if home.cache.backlog() <= self.backlog(to) + believed {
+            MoveReason::Distrust
+        } else {
+            MoveReason::Backlog
+        };
+        (Decision::Moved(reason), 0)
+    }
+
+    /// Records that a conversation is at home at a worker from now on.
+    pub(super) fn set_home(&mut self, conversation: Conversation, worker: WorkerKey, bytes: u64) {
+        if let Some(worker) = self.workers.get(&worker) {
+            let home = Home { instance: worker.instance, bytes, turn: self.turn };
+            self.homes.set(conversation, home, self.settings.max_homes);
+        }
+    }
+
+    pub(in super::super) fn handle_homes(&mut self, key: WorkerKey, homes: &[(Conversation, u64)], backlog: u64) {
+        let Some(worker) = self.workers.get_mut(&key) else {
+            return;
+        };
+        worker.cache.handle_reported(backlog);
+        for (conversation, bytes) in homes {
+            if self.is_newer_home(*conversation, key, *bytes) {
+                self.set_home(*conversation, key, *bytes);
+            }
+        }
+        self.note_load(key);
+    }
+
+    /// True if a reported home is newer than the known one. A worker that connects again also reports conversations that
+    /// have moved since; and because a conversation grows, the longer body is the newer one.
+    fn is_newer_home(&self, conversation: Conversation, worker: WorkerKey, bytes: u64) -> bool {
+        let instance = self.workers.get(&worker).map(|worker| worker.instance);
+        let known = self.homes.get(conversation).filter(|known| self.instances.contains_key(&known.instance));
+        known.is_none_or(|known| Some(known.instance) == instance || known.bytes < bytes)
+    }
+
+    /// The prompt of a running request is computed: it counts as backlog no more.
+    pub(in super::super) fn handle_begun(&mut self, worker: WorkerKey, key: RequestKey, attempt: u32) {
+        if self.is_current(worker, key, attempt) {
+            self.end_backlog(key);
+        }
+    }
+
+    /// Takes a running request out of its worker's backlog.
+    pub(super) fn end_backlog(&mut self, key: RequestKey) {
+        let Some(request) = self.requests.get_mut(&key) else {
+            return;
+        };
+        let RequestState::Running { worker, .. } = request.state else {
+            return;
+        };
+        let cost = std::mem::take(&mut request.cost);
+        if cost == 0 {
+            return;
+        }
+        if let Some(worker) = self.workers.get_mut(&worker) {
+            worker.cache.handle_computed(cost);
+            let key = worker.key;
+            self.note_load(key);
+        }
+    }
+
+    /// Voids the homes of models at a worker that has unloaded them.
+    pub(super) fn forget_homes(&mut self, key: WorkerKey, models: &[ModelId]) {
+        self.turn += 1;
+        if let Some(worker) = self.workers.get_mut(&key) {
+            models.iter().for_each(|model| worker.cache.forget_model(*model, self.turn));
+        }
+    }
+
+    /// Voids all homes at a worker whose backend has restarted.
+    pub(super) fn forget_all_homes(&mut self, key: WorkerKey) {
+        self.turn += 1;
+        if let Some(worker) = self.workers.get_mut(&key) {
+            worker.cache.forget(self.turn);
+        }
+    }
+
+    /// Returns a request that this worker should be sent before the `oldest` that it can serve: one of the next in the same
+    /// lane that is at home there. Records that those before it are overtaken.
+    pub(super) fn overtake(&mut self, oldest: RequestKey, limit: RequestKey, worker: WorkerKey) -> Option<RequestKey> {
+        if !self.places_by_cache() {
+            return None;
+        }
+        let request = self.requests.get(&oldest).filter(|request| request.new.pin.is_none())?;
+        let RequestState::Queued { place: Some(place), .. } = request.state else { return None };
+        let limit = limit.min(self.oldest_beside((request.model, place.lane), worker));
+        let lane = self.models[request.model].queue.lane(place.lane)?;
+        let mut first: Vec<_> = lane.oldest(LOOK_AHEAD).filter(|key| *key < limit).collect();
+        first.sort_unstable();
+        first.truncate(LOOK_AHEAD);
+        let is_home = |key: &RequestKey| {
+            let home = self.requests.get(key).and_then(|request| self.home_of(request));
+            home.is_some_and(|(home, believed)| home.key == worker && home.cache.expected(believed) > 0)
+        };
+        let at_home = first.iter().position(is_home).filter(|position| *position > 0)?;
+        let overtaken = &first[..at_home];
+        let is_patient = |key: &RequestKey| self.requests.get(key).is_some_and(|it| it.overtaken < MAX_OVERTAKEN);
+        if !overtaken.iter().all(is_patient) {
+            return None;
+        }
+        for key in overtaken {
+            if let Some(request) = self.requests.get_mut(key) {
+                request.overtaken += 1;
+            }
+        }
+        Some(first[at_home])
+    }
+}

@@ -27,7 +27,7 @@ use crate::http::respond::Client;
 use crate::net::budget::{Holder, Purpose};
 use crate::provider::Provider;
 use crate::provider::affinity::Origin;
-use crate::provider::conversation::{self, Prompt};
+use crate::provider::conversation::{self, Prompt, PromptSpans};
 use crate::provider::exchange::Exchange;
 use crate::provider::request::{RequestRecord, RequestTrace, needs_core1};
 use crate::provider::routing::Route;
@@ -102,15 +102,11 @@ async fn prepare(
     let endpoint = endpoint.unwrap_or(Endpoint::Other);
     let mut body = read_body(relay, endpoint, caller.holder(relay, parts), (&parts.headers, body)).await?;
     let read_at = Instant::now();
-    let (route, allowed, pin, is_streaming) = match response_id {
+    let Routing { route, allowed, pin, conversation, is_streaming } = match response_id {
         Some(id) => route_by_response_id(relay, &caller, parts, id).await?,
-        None => route_by_model(relay, &caller, parts, &mut body).await?,
+        None => route_by_model(relay, &caller, parts, (endpoint, &mut body)).await?,
     };
     let method = if parts.method == Method::GET { "GET" } else { "POST" };
-    let conversation = match pin {
-        Some(_) => None,
-        None => conversation_of(&route, endpoint, &parts.headers, &body, caller.key_id()).await,
-    };
     let config = relay.shared.config.load();
     let budget = Arc::clone(&relay.shared.budget);
     let record = Arc::new(RequestRecord {
@@ -139,11 +135,25 @@ async fn prepare(
     Ok(ticket)
 }
 
-/// A request's route, the ids of the models that may serve it, its pin, and true if a stream is requested.
-type Routing = (Route, Option<Allowed>, Option<WorkerKey>, bool);
+/// Where a request goes.
+struct Routing {
+    route: Route,
+    /// The ids of the models that may serve it; `None` for all.
+    allowed: Option<Allowed>,
+    /// The only worker that may serve it.
+    pin: Option<WorkerKey>,
+    /// The key of its conversation.
+    conversation: Option<u64>,
+    is_streaming: bool,
+}
 
 /// Routes a request by the model that its body names; an alias in the body is replaced.
-async fn route_by_model(relay: &Relay, caller: &Caller, parts: &Parts, body: &mut Bytes) -> Result<Routing, ApiError> {
+async fn route_by_model(
+    relay: &Relay,
+    caller: &Caller,
+    parts: &Parts,
+    (endpoint, body): (Endpoint, &mut Bytes),
+) -> Result<Routing, ApiError> {
     let content_type = content_type(&parts.headers)?;
     let named = named_provider(&parts.headers);
     let default = relay.providers.default_model(named.as_deref());
@@ -151,14 +161,14 @@ async fn route_by_model(relay: &Relay, caller: &Caller, parts: &Parts, body: &mu
     let of_default = default.as_ref().filter(|_| routed.names_no_model()).map(|(provider, _)| &**provider);
     let route = find_route(relay, caller, of_default.or(named.as_deref()), &routed.model).await?;
     let allowed = caller.check_model(&route.provider, &[&routed.model, &route.model])?;
+    let (pin, conversation) = match &routed.previous_response_id {
+        Some(id) => (Some(pin_to(relay, &route, id, caller.key_id().as_deref()).await?), None),
+        None => (None, conversation_of(&route, endpoint, &parts.headers, (body, &routed), caller.key_id()).await),
+    };
     if routed.needs_rewrite(&route.model) {
         *body = rename(relay, caller.holder(relay, parts), body, &routed, &route.model)?;
     }
-    let pin = match &routed.previous_response_id {
-        Some(id) => Some(pin_to(relay, &route, id, caller.key_id().as_deref()).await?),
-        None => None,
-    };
-    Ok((route, allowed, pin, routed.stream))
+    Ok(Routing { route, allowed, pin, conversation, is_streaming: routed.stream })
 }
 
 /// Routes a request to the worker that made a response.
@@ -166,7 +176,7 @@ async fn route_by_response_id(relay: &Relay, caller: &Caller, parts: &Parts, id:
     let (route, pin) = worker_of_response(relay, id, named_provider(&parts.headers).as_deref(), caller).await?;
     let allowed = caller.check_model(&route.provider, &[&route.model])?;
     let is_streaming = parts.uri.query().is_some_and(|query| query.split('&').any(|pair| pair == "stream=true"));
-    Ok((route, allowed, Some(pin), is_streaming))
+    Ok(Routing { route, allowed, pin: Some(pin), conversation: None, is_streaming })
 }
 
 /// Returns the request's route. If no worker listed the model, this is an error at once, unless a fallback model is configured or
@@ -238,7 +248,7 @@ async fn conversation_of(
     route: &Route,
     endpoint: Endpoint,
     headers: &HeaderMap,
-    body: &Bytes,
+    (body, routed): (&Bytes, &parse::Routed),
     api_key: Option<Arc<str>>,
 ) -> Option<u64> {
     if !conversation::may_have_key(endpoint, body) || route.provider.sole_worker_for(&route.model).is_some() {
@@ -246,15 +256,15 @@ async fn conversation_of(
     }
     let (key, model) = (route.provider.conversation_key(), Arc::clone(&route.model));
     let isolation = route.provider.config().placement.cache_isolation;
-    let compute = move |headers: &HeaderMap, body: &[u8]| {
-        let prompt = Prompt { endpoint, headers, body, model: &model, api_key: api_key.as_deref(), isolation };
+    let compute = move |headers: &HeaderMap, body: &[u8], spans: &PromptSpans| {
+        let prompt = Prompt { endpoint, headers, body, spans, model: &model, api_key: api_key.as_deref(), isolation };
         conversation::of_request(&key, &prompt)
     };
     if body.len() < LONG_READ_BYTES {
-        return compute(headers, body);
+        return compute(headers, body, &routed.prompt);
     }
-    let (headers, body) = (headers.clone(), body.clone());
-    blocking::run(move || compute(&headers, &body)).await.ok().flatten()
+    let (headers, body, spans) = (headers.clone(), body.clone(), routed.prompt.clone());
+    blocking::run(move || compute(&headers, &body, &spans)).await.ok().flatten()
 }
 
 /// Replaces an alias. The copy is charged to the budget like the original, which is dropped.

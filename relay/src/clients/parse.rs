@@ -8,8 +8,10 @@ use std::ops::Range;
 use bytes::{Bytes, BytesMut};
 use modelrelay_protocol::error::{ApiError, ErrorKind};
 use modelrelay_protocol::multipart;
-use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
+use serde::de::{Deserialize, DeserializeSeed, Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde_json::value::RawValue;
+
+use crate::provider::conversation::{PromptField, PromptSpans};
 
 /// The routing data of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,6 +22,8 @@ pub struct Routed {
     pub stream: bool,
     /// The response that this one continues.
     pub previous_response_id: Option<String>,
+    /// The positions of the prompt's fields; empty in a form, and if the prompt is not UTF-8.
+    pub prompt: PromptSpans,
     span: ModelSpan,
 }
 
@@ -69,7 +73,8 @@ pub fn with_model(body: &Bytes, routed: &Routed, id: &str) -> Bytes {
 }
 
 fn parse_json(body: &[u8], default: Option<&str>) -> Result<Routed, ApiError> {
-    let fields: Fields<'_> = serde_json::from_slice(body).map_err(|error| invalid(&error))?;
+    // A raw value must be UTF-8. The rest of the body is not validated, so that a prompt which is not only has no key.
+    let fields = scan(body, true).or_else(|_| scan(body, false)).map_err(|error| invalid(&error))?;
     let (model, span) = json_model(body, fields.model, default)?;
     let stream = match fields.stream {
         None => false,
@@ -81,7 +86,20 @@ fn parse_json(body: &[u8], default: Option<&str>) -> Result<Routed, ApiError> {
         None => None,
         Some(raw) => serde_json::from_str(raw.get()).map_err(|_| wrong_type("previous_response_id", "a string"))?,
     };
-    Ok(Routed { model, stream, previous_response_id, span })
+    Ok(Routed { model, stream, previous_response_id, prompt: fields.prompt, span })
+}
+
+fn scan(body: &[u8], with_prompt: bool) -> serde_json::Result<Fields<'_>> {
+    let mut deserializer = serde_json::Deserializer::from_slice(body);
+    let fields = FieldsOf { body, with_prompt }.deserialize(&mut deserializer)?;
+    deserializer.end()?;
+    Ok(fields)
+}
+
+/// The position of a raw value, which borrows from the body: its address is its position.
+fn span_of(raw: &RawValue, body: &[u8]) -> Range<usize> {
+    let start = raw.get().as_ptr() as usize - body.as_ptr() as usize;
+    start..start + raw.get().len()
 }
 
 fn json_model(body: &[u8], raw: Option<&RawValue>, default: Option<&str>) -> Result<(String, ModelSpan), ApiError> {
@@ -95,9 +113,7 @@ fn json_model(body: &[u8], raw: Option<&RawValue>, default: Option<&str>) -> Res
         let span = absent(start..start, "\"model\":", if is_empty { "" } else { "," });
         return Ok((default.to_owned(), span));
     };
-    // The raw value borrows from the body, so its address is its position.
-    let start = raw.get().as_ptr() as usize - body.as_ptr() as usize;
-    let place = start..start + raw.get().len();
+    let place = span_of(raw, body);
     if let Some(default) = default.filter(|_| matches!(raw.get(), "null" | "\"\"")) {
         return Ok((default.to_owned(), absent(place, "", "")));
     }
@@ -126,7 +142,7 @@ fn parse_form(boundary: &str, body: &[u8], default: Option<&str>) -> Result<Rout
     };
     let stream =
         form.iter().any(|field| field.name == "stream" && body[field.value.clone()].eq_ignore_ascii_case(b"true"));
-    Ok(Routed { model: model.to_owned(), stream, previous_response_id: None, span })
+    Ok(Routed { model: model.to_owned(), stream, previous_response_id: None, prompt: PromptSpans::default(), span })
 }
 
 fn form_model<'a>(
@@ -163,17 +179,24 @@ struct Fields<'a> {
     model: Option<&'a RawValue>,
     stream: Option<&'a RawValue>,
     previous_response_id: Option<&'a RawValue>,
+    prompt: PromptSpans,
 }
 
-impl<'de: 'a, 'a> Deserialize<'de> for Fields<'a> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_map(FieldsVisitor)
+/// Reads the fields of a body, with or without those of the prompt.
+struct FieldsOf<'a> {
+    body: &'a [u8],
+    with_prompt: bool,
+}
+
+impl<'de> DeserializeSeed<'de> for FieldsOf<'de> {
+    type Value = Fields<'de>;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+        deserializer.deserialize_map(self)
     }
 }
 
-struct FieldsVisitor;
-
-impl<'de> Visitor<'de> for FieldsVisitor {
+impl<'de> Visitor<'de> for FieldsOf<'de> {
     type Value = Fields<'de>;
 
     fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -181,7 +204,8 @@ impl<'de> Visitor<'de> for FieldsVisitor {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-        let mut fields = Fields { model: None, stream: None, previous_response_id: None };
+        let prompt = PromptSpans::default();
+        let mut fields = Fields { model: None, stream: None, previous_response_id: None, prompt };
         while let Some(key) = map.next_key::<JsonKey>()? {
             match key {
                 // Two readers of one body may use different ones: the relay the first, a backend the last.
@@ -191,7 +215,10 @@ impl<'de> Visitor<'de> for FieldsVisitor {
                 JsonKey::Model => fields.model = Some(map.next_value()?),
                 JsonKey::Stream => fields.stream = Some(map.next_value()?),
                 JsonKey::PreviousResponseId => fields.previous_response_id = Some(map.next_value()?),
-                JsonKey::Other => {
+                JsonKey::Prompt(field) if self.with_prompt => {
+                    fields.prompt.set(field, span_of(map.next_value()?, self.body));
+                }
+                JsonKey::Prompt(_) | JsonKey::Other => {
                     map.next_value::<IgnoredAny>()?;
                 }
             }
@@ -204,6 +231,7 @@ enum JsonKey {
     Model,
     Stream,
     PreviousResponseId,
+    Prompt(PromptField),
     Other,
 }
 
@@ -231,7 +259,7 @@ impl Visitor<'_> for KeyVisitor {
             _ if name.eq_ignore_ascii_case(b"model") => {
                 return Err(serde::de::Error::custom("ambiguous field `model`: the field occurs in a different case"));
             }
-            _ => JsonKey::Other,
+            _ => PromptField::named(name).map_or(JsonKey::Other, JsonKey::Prompt),
         })
     }
 
@@ -294,6 +322,13 @@ mod tests {
     }
 
     #[test]
+    fn prompt_without_utf8_is_routed_without_position() {
+        let routed = |text: &[u8]| json(&[br#"{"model":"m","messages":[""#, text, br#""]}"#].concat()).unwrap();
+        assert_ne!(routed(b"ok").prompt, PromptSpans::default());
+        assert_eq!(routed(b"\xff").prompt, PromptSpans::default());
+    }
+
+    #[test]
     fn escaped_model_name_is_read_and_replaced() {
         let body = Bytes::from_static(br#"{"x":"\u0041", "model" : "a\u002fb" ,"y":1.0}"#);
         let routed = json(&body).unwrap();
@@ -345,6 +380,22 @@ mod tests {
             let replaced = with_model(&Bytes::from(body), &routed, "e");
             assert!(replaced.ends_with(file.as_bytes()));
             assert_eq!(parse(content_type, &replaced, None).unwrap().model, "e");
+        }
+    }
+
+    #[test]
+    #[ignore = "a measurement: run it in a release build"]
+    #[expect(clippy::print_stdout, reason = "its result")]
+    fn measure_scan_of_long_prompt() {
+        let reply = "\\\"x\\\" = 1;\\n".repeat(100);
+        let message = format!(r#"{{"role":"assistant","content":"{reply}"}},"#);
+        let body = format!(r#"{{"model":"m","messages":[{}0]}}"#, message.repeat((200 << 10) / message.len()));
+        for with_prompt in [false, true] {
+            let (rounds, begin) = (200, std::time::Instant::now());
+            for _ in 0..rounds {
+                assert!(scan(std::hint::black_box(body.as_bytes()), with_prompt).is_ok());
+            }
+            println!("{} bytes, positions of the prompt {with_prompt}: {:?}", body.len(), begin.elapsed() / rounds);
         }
     }
 }

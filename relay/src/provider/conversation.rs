@@ -11,6 +11,7 @@ mod secret;
 #[cfg(test)]
 mod tests;
 
+pub use json::{PromptField, PromptSpans};
 pub use secret::HashKey;
 
 use crate::settings::config::CacheIsolation;
@@ -39,6 +40,8 @@ pub struct Prompt<'a> {
     pub headers: &'a HeaderMap,
     /// The body.
     pub body: &'a [u8],
+    /// The positions of the prompt's fields in the body.
+    pub spans: &'a PromptSpans,
     /// The backend's name of the model.
     pub model: &'a str,
     /// The id of the API key.
@@ -57,12 +60,13 @@ pub fn may_have_key(endpoint: Endpoint, body: &[u8]) -> bool {
 }
 
 /// Returns the key of a request's conversation. `None` if the body or the head is short, unless the client names a session; if
-/// the body cannot be read; if the request continues a stored response, which is pinned; and on routes without a prompt.
+/// the prompt cannot be read; and on routes without a prompt. A request that continues a stored response is pinned to the worker
+/// that made it, and needs no key.
 pub fn of_request(key: &HashKey, prompt: &Prompt<'_>) -> Option<u64> {
     if !may_have_key(prompt.endpoint, prompt.body) {
         return None;
     }
-    let body = PromptFields::parse(prompt.body).filter(|body| !body.continues_response())?;
+    let body = PromptFields::new(prompt.body, prompt.spans);
     let mut head = PromptHasher::new(key);
     head.field("endpoint", prompt.endpoint.as_str().as_bytes());
     head.field("model", prompt.model.as_bytes());
@@ -71,7 +75,7 @@ pub fn of_request(key: &HashKey, prompt: &Prompt<'_>) -> Option<u64> {
     }
     let has_session = add_session(&mut head, prompt, &body);
     let head_bytes = if prompt.endpoint == Endpoint::Completions {
-        head.prompt(body.prompt?, PROMPT_BYTES)
+        head.prompt(body.get(PromptField::Prompt)?, PROMPT_BYTES)
     } else if prompt.endpoint == Endpoint::Responses {
         head.responses(&body)?
     } else {
@@ -84,11 +88,11 @@ pub fn of_request(key: &HashKey, prompt: &Prompt<'_>) -> Option<u64> {
 fn add_session(head: &mut PromptHasher, prompt: &Prompt<'_>, body: &PromptFields<'_>) -> bool {
     let headers = SESSION_HEADERS.iter().filter_map(|name| Some((*name, prompt.headers.get(*name)?.as_bytes())));
     let fields = [
-        ("prompt_cache_key", body.prompt_cache_key),
-        ("user", body.user),
+        ("prompt_cache_key", body.get(PromptField::PromptCacheKey)),
+        ("user", body.get(PromptField::User)),
         ("metadata.user_id", body.metadata_user_id()),
     ];
-    let fields = fields.into_iter().filter_map(|(name, value)| Some((name, value?.get().as_bytes())));
+    let fields = fields.into_iter().filter_map(|(name, value)| Some((name, value?)));
     let mut has_session = false;
     for (name, value) in headers.chain(fields).filter(|(_, value)| !value.is_empty() && *value != b"\"\"") {
         head.field(name, value);

@@ -1,49 +1,82 @@
 //! The fields of a body that are needed, borrowed from it: no tree is built, and later messages are only skipped.
 
+use std::ops::Range;
+
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-/// The fields of a request's body.
-#[derive(Deserialize)]
+/// A field of a body that is part of the prompt, or names its session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the names of the fields")]
+pub enum PromptField {
+    Tools,
+    Functions,
+    System,
+    Instructions,
+    Messages,
+    Input,
+    Prompt,
+    PromptCacheKey,
+    User,
+    Metadata,
+}
+
+impl PromptField {
+    /// The number of fields.
+    const COUNT: usize = Self::Metadata as usize + 1;
+
+    /// Returns the field with this name.
+    pub fn named(name: &[u8]) -> Option<Self> {
+        Some(match name {
+            b"tools" => Self::Tools,
+            b"functions" => Self::Functions,
+            b"system" => Self::System,
+            b"instructions" => Self::Instructions,
+            b"messages" => Self::Messages,
+            b"input" => Self::Input,
+            b"prompt" => Self::Prompt,
+            b"prompt_cache_key" => Self::PromptCacheKey,
+            b"user" => Self::User,
+            b"metadata" => Self::Metadata,
+            _ => return None,
+        })
+    }
+}
+
+/// The positions of these fields' values in a body, found while the body is scanned for its model.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PromptSpans([Range<usize>; PromptField::COUNT]);
+
+impl PromptSpans {
+    /// Records the position of a value; of two values of one field, the last counts, as for most backends.
+    pub fn set(&mut self, field: PromptField, span: Range<usize>) {
+        self.0[field as usize] = span;
+    }
+}
+
+/// The fields of a body.
+#[derive(Clone, Copy)]
 pub(super) struct PromptFields<'a> {
-    #[serde(borrow)]
-    pub(super) tools: Option<&'a RawValue>,
-    #[serde(borrow)]
-    pub(super) functions: Option<&'a RawValue>,
-    #[serde(borrow)]
-    pub(super) system: Option<&'a RawValue>,
-    #[serde(borrow)]
-    pub(super) instructions: Option<&'a RawValue>,
-    #[serde(borrow)]
-    pub(super) messages: Option<&'a RawValue>,
-    #[serde(borrow)]
-    pub(super) input: Option<&'a RawValue>,
-    #[serde(borrow)]
-    pub(super) prompt: Option<&'a RawValue>,
-    #[serde(borrow)]
-    pub(super) prompt_cache_key: Option<&'a RawValue>,
-    #[serde(borrow)]
-    pub(super) user: Option<&'a RawValue>,
-    #[serde(borrow)]
-    metadata: Option<&'a RawValue>,
-    #[serde(borrow)]
-    previous_response_id: Option<&'a RawValue>,
+    body: &'a [u8],
+    spans: &'a PromptSpans,
 }
 
 impl<'a> PromptFields<'a> {
-    /// Parses a body; `None` if it is not valid.
-    pub(super) fn parse(body: &'a [u8]) -> Option<Self> {
-        serde_json::from_str(std::str::from_utf8(body).ok()?).ok()
+    /// The fields at these positions of the body.
+    pub(super) fn new(body: &'a [u8], spans: &'a PromptSpans) -> Self {
+        Self { body, spans }
     }
 
-    /// True if the request continues a stored response.
-    pub(super) fn continues_response(&self) -> bool {
-        self.previous_response_id.is_some()
+    /// The JSON of a field's value; `None` if the field is absent or null.
+    pub(super) fn get(&self, field: PromptField) -> Option<&'a [u8]> {
+        let value = self.body.get(self.spans.0[field as usize].clone())?;
+        (!matches!(value, b"" | b"null")).then_some(value)
     }
 
     /// The name of the user in Anthropic's metadata, which contains Claude Code's session.
-    pub(super) fn metadata_user_id(&self) -> Option<&'a RawValue> {
-        serde_json::from_str::<UserMetadata<'a>>(self.metadata?.get()).ok()?.user_id
+    pub(super) fn metadata_user_id(&self) -> Option<&'a [u8]> {
+        let metadata = serde_json::from_slice::<UserMetadata<'a>>(self.get(PromptField::Metadata)?).ok()?;
+        Some(metadata.user_id?.get().as_bytes())
     }
 }
 

@@ -203,6 +203,10 @@ def plain_type(rust):
         return "map of texts"
     if rust == "(String, String)":
         return "[name, value]"
+    if rust == "(ConversationKey, u64)":
+        return "[key, number]"
+    if rust == "ConversationKey":
+        return "text"
     return {"String": "text", "bool": "true or false", "u16": "number", "u32": "number", "u64": "number", "DetailsByModel": "map of objects"}.get(rust, rust)
 
 

@@ -1,5 +1,6 @@
 //! The state that all parts of a worker share.
 
+mod reports;
 mod undo;
 
 use std::path::PathBuf;
@@ -12,7 +13,7 @@ use modelrelay_traces::{GatherFuture, Loss, MetricExport, MetricsTarget, Service
 use tokio::sync::{Notify, watch};
 
 use crate::backend::SpareMemory;
-use crate::link::{Advertised, Link, Links};
+use crate::link::{Advertised, Conversations, Link, Links};
 use crate::metrics::Metrics;
 use crate::serving::{Failing, Serving, ServingContext};
 use crate::settings::{self, Credential, Live, SettingError, Settings};
@@ -36,6 +37,8 @@ pub struct Worker {
     pub instance_id: String,
     /// Live links.
     pub links: Arc<Links>,
+    /// The conversations that relays have sent.
+    pub conversations: Arc<Conversations>,
     /// The part that serves requests.
     pub serving: Serving,
     /// The drain state: whether the worker accepts requests.
@@ -83,6 +86,7 @@ impl Worker {
             trust,
             instance_id,
             links,
+            conversations: Arc::default(),
             failing,
             drain,
             unlinked: watch::channel(false).0,
@@ -137,6 +141,7 @@ impl Worker {
     /// Spawns the tasks that maintain this state.
     pub fn spawn_upkeep(self: &Arc<Self>) {
         tokio::spawn(undo::undo_drains(Arc::clone(self)));
+        tokio::spawn(reports::report_homes(Arc::clone(self)));
         let worker = Arc::clone(self);
         tokio::spawn(async move { worker.try_failing_models().await });
         let worker = Arc::clone(self);
@@ -209,6 +214,7 @@ impl Worker {
     /// A link has registered with these models.
     pub fn attach(&self, link: &Arc<Link>, registered: &Advertised) {
         self.serving.attach(link, registered);
+        self.conversations.attach(link.id, link.homes1);
         // The published ModelRelay dispatches queued requests when a list of models arrives, and not when a worker registers.
         let advertised = self.serving.advertised();
         if !link.core1 && !advertised.models.is_empty() {
@@ -240,6 +246,7 @@ impl Worker {
         }
         self.serving.detach(link);
         self.links.remove(link.id);
+        self.conversations.detach(link.id);
         let gauge = self.metrics.connected.with_label_values(&[&*link.relay]);
         gauge.dec();
         if gauge.get() <= 0 {

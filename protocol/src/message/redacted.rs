@@ -32,6 +32,7 @@ impl fmt::Debug for Request {
             content_length,
             window,
             wants_details,
+            conversation,
         } = self;
         f.debug_struct("Request")
             .field("request_id", request_id)
@@ -46,6 +47,7 @@ impl fmt::Debug for Request {
             .field("content_length", content_length)
             .field("window", window)
             .field("wants_details", wants_details)
+            .field("conversation", conversation)
             .finish()
     }
 }

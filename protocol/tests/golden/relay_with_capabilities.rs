@@ -23,6 +23,17 @@ fn request() {
 }
 
 #[test]
+fn request_of_conversation() {
+    let RelayToWorker::Request(request) = golden(
+        r#"{"type": "request", "request_id": "r-19", "model": "qwen", "endpoint_path": "/v1/messages",
+                "is_streaming": true, "headers": {}, "stream": 19, "content_length": 9, "conversation": "00000000000000ff"}"#,
+    ) else {
+        panic!("no request")
+    };
+    assert_eq!(request.conversation, Some(ConversationKey(255)));
+}
+
+#[test]
 fn request_with_default_method() {
     let RelayToWorker::Request(request) = golden(
         r#"{"type": "request", "request_id": "r-18", "model": "qwen", "endpoint_path": "/v1/chat/completions",

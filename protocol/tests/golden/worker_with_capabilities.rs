@@ -182,6 +182,17 @@ fn slots_in_every_state_and_status() {
 }
 
 #[test]
+fn homes() {
+    let WorkerToRelay::Homes(homes) = golden(
+        r#"{"type": "homes", "homes": [["00ff00ff00ff00ff", 48900], ["fedcba9876543210", 33554432]], "backlog": 120}"#,
+    ) else {
+        panic!("no homes")
+    };
+    assert_eq!(homes.homes[0], (ConversationKey(0x00ff_00ff_00ff_00ff), 48_900));
+    golden::<WorkerToRelay>(r#"{"type": "homes", "homes": [], "backlog": 0}"#);
+}
+
+#[test]
 fn command_result() {
     golden::<WorkerToRelay>(r#"{"type": "command_result", "op_id": "op-1", "ok": true}"#);
     golden::<WorkerToRelay>(r#"{"type": "command_result", "op_id": "op-1", "ok": false, "error": "no such model"}"#);

@@ -8,6 +8,9 @@
 //! How much of a prompt a home still has is learned from the cached tokens that backends report: a worker whose cache often
 //! lacks what was believed is trusted less, and its homes count for less.
 //!
+//! Workers report to each relay the conversations of the others, so relays that share workers find the same homes, and one
+//! that has restarted learns them.
+//!
 //! A request without a conversation, and one that is pinned, follows the contract.
 
 use crate::dispatch::Dispatch;
@@ -114,15 +117,26 @@ impl Dispatch {
         }
     }
 
+    /// Applies a worker's report on the conversations and the backlog of other relays.
     pub(in super::super) fn handle_homes(&mut self, key: WorkerKey, homes: &[(Conversation, u64)], backlog: u64) {
         let Some(worker) = self.workers.get_mut(&key) else {
             return;
         };
         worker.cache.handle_reported(backlog);
         for (conversation, bytes) in homes {
-            self.set_home(*conversation, key, *bytes);
+            if self.is_newer_home(*conversation, key, *bytes) {
+                self.set_home(*conversation, key, *bytes);
+            }
         }
         self.note_load(key);
+    }
+
+    /// True if a reported home is newer than the known one. A worker that connects again also reports conversations that
+    /// have moved since; and because a conversation grows, the longer body is the newer one.
+    fn is_newer_home(&self, conversation: Conversation, worker: WorkerKey, bytes: u64) -> bool {
+        let instance = self.workers.get(&worker).map(|worker| worker.instance);
+        let known = self.homes.get(conversation).filter(|known| self.instances.contains_key(&known.instance));
+        known.is_none_or(|known| Some(known.instance) == instance || known.bytes < bytes)
     }
 
     /// The prompt of a running request is computed: it counts as backlog no more.
@@ -151,14 +165,27 @@ impl Dispatch {
         }
     }
 
-    /// Voids the homes of models at a worker that has unloaded them.
-    pub(super) fn forget_homes(&mut self, key: WorkerKey, models: &[ModelId]) {
+    /// Voids the homes of models whose gate at a worker has opened or closed: it may have unloaded them.
+    ///
+    /// The first gate of a model on a connection voids nothing. Homes of earlier connections are void already, and a relay
+    /// that has restarted may read a report on homes before it.
+    pub(super) fn forget_homes(&mut self, key: WorkerKey, toggled: &[ModelId]) {
         self.turn += 1;
         let turn = self.turn;
-        if let Some(worker) = self.newest_link(key) {
-            models.iter().for_each(|model| worker.cache.forget_model(*model, turn));
-        } else {
+        let Some(worker) = self.workers.get(&key) else {
+            return;
+        };
+        let is_opened = |model: &ModelId| worker.is_open_for(&self.models[*model].name);
+        let opened: Vec<_> = toggled.iter().copied().filter(is_opened).collect();
+        let Some(newest) = self.newest_link(key) else {
             self.voided = turn;
+            return;
+        };
+        for model in toggled {
+            let is_first = opened.contains(model) && !newest.cache.has_forgotten(*model);
+            if !is_first {
+                newest.cache.forget_model(*model, turn);
+            }
         }
     }
 

@@ -11,6 +11,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use modelrelay_protocol::error::{ApiError, ErrorKind};
 use modelrelay_protocol::frame::{self, BodyKind};
 use modelrelay_protocol::headers;
+use modelrelay_protocol::limits::MAX_HOMES_PER_MESSAGE;
 use modelrelay_protocol::message::{Parsed, Pong, ResponseComplete, ResponseStart, WorkerError, WorkerToRelay};
 use modelrelay_protocol::names::printable;
 use tracing::{debug, warn};
@@ -66,7 +67,14 @@ pub(super) fn handle_text(provider: &Arc<Provider>, link: &Arc<WorkerLink>, text
             debug!(worker = %link.info.name, reason, "worker requested its drain");
             provider.worker_requested_drain(link, drain.timeout_secs.map(Duration::from_secs));
         }
+        WorkerToRelay::Homes(homes) if link.info.homes1 => {
+            if homes.homes.len() > MAX_HOMES_PER_MESSAGE {
+                return Err("too many homes in one message");
+            }
+            provider.homes_reported(link, &homes);
+        }
         WorkerToRelay::Grant(_)
+        | WorkerToRelay::Homes(_)
         | WorkerToRelay::Drain(_)
         | WorkerToRelay::Slots(_)
         | WorkerToRelay::CommandResult(_) => {

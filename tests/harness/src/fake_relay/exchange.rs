@@ -19,6 +19,7 @@ pub struct RequestSpec {
     window: Option<u64>,
     content_length: Option<u64>,
     wants_details: bool,
+    conversation: Option<String>,
 }
 
 /// A request that was sent.
@@ -79,6 +80,7 @@ impl RequestSpec {
             window: None,
             content_length: None,
             wants_details: false,
+            conversation: None,
         }
     }
 
@@ -131,6 +133,18 @@ impl RequestSpec {
         Self { wants_details: true, ..self }
     }
 
+    /// Sets `conversation`.
+    #[must_use]
+    pub fn conversation(self, key: &str) -> Self {
+        Self { conversation: Some(key.to_owned()), ..self }
+    }
+
+    /// The length of its body.
+    #[must_use]
+    pub fn body_len(&self) -> usize {
+        self.body.len()
+    }
+
     fn message(&self, request: &SentRequest, core1: bool) -> Value {
         let mut message = json!({
             "type": "request",
@@ -154,6 +168,9 @@ impl RequestSpec {
         }
         if self.wants_details {
             message["wants_details"] = json!(true);
+        }
+        if let Some(key) = &self.conversation {
+            message["conversation"] = json!(key);
         }
         message
     }

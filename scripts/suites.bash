@@ -196,6 +196,15 @@ suite_backends() {
   MODELRELAY_BACKENDS=$folder scripts/backends/vllm run bash -c '. scripts/suites.bash && run_tests backends -E "package(modelrelay-backends)"'
 }
 
+# Measures what later turns of conversations find in the prompt caches of two llama-servers and two vLLMs: the table of
+# docs/placement.md.
+suite_placement() {
+  local programs vllm
+  programs=$(scripts/backends/build) && vllm=$(scripts/backends/vllm) || return
+  MODELRELAY_BACKENDS=$programs MODELRELAY_VLLM=$vllm \
+    run_tests backends --run-ignored only --no-capture -E 'package(modelrelay-backends) & test(/^placement::/)'
+}
+
 # Runs a test for two minutes that `backends` runs for some seconds: a model under saturation keeps its throughput while
 # another is loaded too.
 suite_saturated() {

@@ -95,6 +95,7 @@ SUITES = [
     Suite("workflows", "GitHub's workflows", 0.5),
     Suite("soak", "only the soak of `chaos`", 2.0, ("build",)),
     Suite("saturated", "two minutes of a saturated model beside another", 2.0, ("build", "engine-programs")),
+    Suite("placement", "prompts found in the caches of real engines, with both placements", 2.0, ("build", "engine-programs", "vllm-programs")),
     Suite("autobahn", "Autobahn's WebSocket tests against the relay's socket", 1.0),
 ]
 BY_NAME = {suite.name: suite for suite in SUITES}

@@ -6,7 +6,7 @@ use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
 use modelrelay_fuzz::Cuts;
 use modelrelay_protocol::event_stream::Tail;
-use modelrelay_protocol::limits::MAX_ID_BYTES;
+use modelrelay_protocol::limits::{MAX_FINISH_REASON_BYTES, MAX_FINISH_REASONS, MAX_ID_BYTES};
 use modelrelay_protocol::usage::{Usage, UsageReader};
 
 #[derive(Arbitrary, Debug)]
@@ -52,14 +52,20 @@ fuzz_target!(|input: Input<'_>| {
         bytes.splice(at..at, filler);
     }
 
-    let whole = usage(&input, std::iter::once(bytes.as_slice()));
-    assert_eq!(usage(&input, input.cuts.of(&bytes)), whole, "cut as given");
+    let whole = usage(&input, false, std::iter::once(bytes.as_slice()));
+    assert_eq!(usage(&input, false, input.cuts.of(&bytes)), whole, "cut as given");
     if bytes.len() < 4_096 {
-        assert_eq!(usage(&input, bytes.chunks(1)), whole, "cut everywhere");
+        assert_eq!(usage(&input, false, bytes.chunks(1)), whole, "cut everywhere");
     }
     if let Some(id) = &whole.response_id {
         assert!(matches!(input.path, Path::Responses) && (1..=MAX_ID_BYTES).contains(&id.len()));
     }
+
+    let traced = usage(&input, true, std::iter::once(bytes.as_slice()));
+    assert_eq!(usage(&input, true, input.cuts.of(&bytes)), traced, "cut as given, with details");
+    let details = traced.details.expect("details were requested");
+    assert!(details.id.is_none_or(|id| id.len() <= MAX_ID_BYTES) && details.finish_reasons.len() <= MAX_FINISH_REASONS);
+    assert!(details.finish_reasons.iter().all(|reason| (1..=MAX_FINISH_REASON_BYTES).contains(&reason.len())));
 
     let between = is_between_events(std::iter::once(bytes.as_slice()));
     assert_eq!(is_between_events(input.cuts.of(&bytes)), between);
@@ -67,7 +73,7 @@ fuzz_target!(|input: Input<'_>| {
     assert!(!between || has_ended_its_event(&bytes));
 });
 
-fn usage<'a>(input: &Input<'_>, pieces: impl Iterator<Item = &'a [u8]>) -> Usage {
+fn usage<'a>(input: &Input<'_>, wants_details: bool, pieces: impl Iterator<Item = &'a [u8]>) -> Usage {
     let path = match input.path {
         Path::Chat => "/v1/chat/completions",
         Path::Responses => "/v1/responses?x=1",
@@ -79,7 +85,7 @@ fn usage<'a>(input: &Input<'_>, pieces: impl Iterator<Item = &'a [u8]>) -> Usage
         ContentType::Json => Some("application/json"),
         ContentType::Absent => None,
     };
-    let mut reader = UsageReader::new("POST", path, content_type);
+    let mut reader = UsageReader::new("POST", path, content_type).with_details(wants_details);
     pieces.for_each(|piece| reader.push(piece));
     reader.finish()
 }

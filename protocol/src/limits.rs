@@ -40,6 +40,12 @@ pub const MAX_BUFFERED_BYTES: u64 = 1 << 30;
 /// Longest id on the wire.
 pub const MAX_ID_BYTES: usize = 128;
 
+/// Longest reason why a response ended, in bytes: the longest of a known backend, `model_context_window_exceeded`, twice.
+pub const MAX_FINISH_REASON_BYTES: usize = 64;
+
+/// Finish reasons of one response: as many choices as a client is likely to request.
+pub const MAX_FINISH_REASONS: usize = 16;
+
 /// Longest worker name, in characters.
 pub const MAX_WORKER_NAME_CHARS: usize = 128;
 
@@ -87,6 +93,12 @@ pub const REGISTER_TIMEOUT: Duration = Duration::from_secs(10);
 /// Least time between two `demand` messages to one worker.
 pub const DEMAND_INTERVAL: Duration = Duration::from_millis(50);
 
+/// Least time between two `homes` messages to one relay.
+pub const HOMES_INTERVAL: Duration = Duration::from_millis(250);
+
+/// Conversations in one `homes` message: one message takes a relay less than a millisecond.
+pub const MAX_HOMES_PER_MESSAGE: usize = 1024;
+
 /// Unsent bytes that the kernel may buffer on a worker's or a client's socket: a cancel must not wait behind megabytes,
 /// and a client that reads nothing must not appear to read fast.
 pub const NOTSENT_LOWAT_BYTES: u32 = 128 << 10;
@@ -103,6 +115,8 @@ const _: () = {
         MAX_MESSAGE_BYTES as u64 >= 2 * MAX_REQUEST_BYTES && MAX_REQUEST_BYTES >= MAX_OLD_WORKER_MESSAGE_BYTES as u64
     );
     assert!(MAX_OLD_WORKER_MESSAGE_BYTES > MAX_CONTROL_BYTES);
+    // A key, the longest number, and the punctuation between them.
+    assert!(MAX_CONTROL_BYTES > 2 * MAX_HOMES_PER_MESSAGE * 42, "a message of homes is too long");
     let models = MAX_MODELS_PER_SLOT * (1 + MAX_ALIASES_PER_MODEL) * (MAX_MODEL_CHARS + MAX_ID_BYTES);
     assert!(MAX_CONTROL_BYTES > models, "a slot's models do not fit into one message");
     assert!(

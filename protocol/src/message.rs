@@ -3,10 +3,12 @@
 //! Parsing has two steps, the `type` first, for two reasons: an unknown type may come from a newer peer and is skipped,
 //! not an error; and an internally tagged enum would copy every body of an old worker once more.
 
+mod conversation;
 mod redacted;
 mod relay_to_worker;
 mod worker_to_relay;
 
+pub use conversation::ConversationKey;
 pub use relay_to_worker::*;
 pub use worker_to_relay::*;
 

@@ -23,6 +23,8 @@ pub enum Capability {
     Core1,
     /// A multiplexer's slots; implies [`Capability::Core1`].
     Slots1,
+    /// Keys of conversations, and reports on those of other relays; implies [`Capability::Core1`].
+    Homes1,
 }
 
 impl Capability {
@@ -31,6 +33,7 @@ impl Capability {
         match self {
             Self::Core1 => "core1",
             Self::Slots1 => "slots1",
+            Self::Homes1 => "homes1",
         }
     }
 
@@ -38,6 +41,7 @@ impl Capability {
         match name {
             "core1" => Some(Self::Core1),
             "slots1" => Some(Self::Slots1),
+            "homes1" => Some(Self::Homes1),
             _ => None,
         }
     }
@@ -51,7 +55,7 @@ impl Capabilities {
     /// Creates a set of exactly these and those that they imply.
     pub fn new(of: impl IntoIterator<Item = Capability>) -> Self {
         let mut set: BTreeSet<_> = of.into_iter().collect();
-        if set.contains(&Capability::Slots1) {
+        if set.contains(&Capability::Slots1) || set.contains(&Capability::Homes1) {
             set.insert(Capability::Core1);
         }
         Self(set)
@@ -83,9 +87,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slots1_implies_core1_and_unknown_names_are_ignored() {
+    fn further_capabilities_imply_core1_and_unknown_ones_are_ignored() {
         let set = Capabilities::from_names(&["slots1", "warp9"]);
         assert_eq!(set.names(), ["core1", "slots1"]);
+        assert_eq!(Capabilities::from_names(&["homes1"]).names(), ["core1", "homes1"]);
         assert_eq!(Capabilities::from_names(&["core1"]).names(), ["core1"]);
     }
 

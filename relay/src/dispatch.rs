@@ -77,6 +77,9 @@ pub struct Dispatch {
     homes: Homes,
     /// The newest connection of each worker process.
     instances: BTreeMap<InstanceKey, WorkerKey>,
+    /// Homes recorded before this dispatch are void at processes that reconnect: the last loss of a cache at one that has
+    /// disconnected since. One number for all of them, so that memory does not grow with workers that never come back.
+    voided: u64,
     /// Counts dispatches and losses of caches, for the rotation among equals and the age of homes.
     turn: u64,
     unsettled: Unsettled,
@@ -110,6 +113,7 @@ impl Dispatch {
             drain_rate: DrainRate::default(),
             homes: Homes::default(),
             instances: BTreeMap::new(),
+            voided: 0,
             turn: 0,
             unsettled: Unsettled::default(),
         }
@@ -177,6 +181,7 @@ impl Dispatch {
     /// requests.
     fn handle_settings(&mut self, settings: Settings) {
         let placement = std::mem::replace(&mut self.settings, settings).placement;
+        self.homes.limit(self.settings.max_homes);
         if placement != self.settings.placement {
             // Ranks contain the backlog only where workers are placed by it.
             for worker in self.worker_keys() {

@@ -196,12 +196,17 @@ def messages(direction):
 
 def plain_type(rust):
     rust = re.sub(r"^Option<(.*)>$", r"\1", rust)
+    rust = re.sub(r"^Box<(.*)>$", r"\1", rust)
     if found := re.match(r"Vec<(.*)>$", rust):
         return f"list of {plain_type(found[1])}"
     if rust.startswith("BTreeMap"):
         return "map of texts"
     if rust == "(String, String)":
         return "[name, value]"
+    if rust == "(ConversationKey, u64)":
+        return "[key, number]"
+    if rust == "ConversationKey":
+        return "text"
     return {"String": "text", "bool": "true or false", "u16": "number", "u32": "number", "u64": "number", "DetailsByModel": "map of objects"}.get(rust, rust)
 
 

@@ -23,13 +23,13 @@ use http::{Method, Request as Head};
 use modelrelay_multiplexer::actor::ConnectFailureReport;
 use modelrelay_protocol::dialect::Dialect;
 use modelrelay_protocol::limits::MAX_ID_BYTES;
-use modelrelay_protocol::message::{Request, WorkerError, WorkerToRelay};
+use modelrelay_protocol::message::{Request, ResponseDetails, WorkerError, WorkerToRelay};
 use modelrelay_protocol::paths::{Endpoint, POST_PATHS, backend_path};
 use modelrelay_protocol::rename::Renamer;
 use modelrelay_protocol::usage::UsageReader;
 
 use crate::backend::{Answer, Backend, BackendError, SpareMemory, Upload, UploadError};
-use crate::link::{Link, LinkRequestKey};
+use crate::link::{AwaitedBytes, Link, LinkRequestKey};
 use crate::serving::{Admission, Leased, Start};
 use crate::worker::Worker;
 use trace::ForwardTrace;
@@ -81,8 +81,9 @@ pub fn begin(worker: &Arc<Worker>, link: &Arc<Link>, mut request: Request) {
     let stream = request.stream.filter(|_| link.core1).map(|stream| (stream, upload.clone()));
     let window = request.window.unwrap_or(link.window);
     let id = request.request_id.clone();
+    let awaited = note_conversation(worker, link, &request, upload.length());
     let (worker, job_link) = (Arc::clone(worker), Arc::clone(link));
-    let begun = link.begin(&id, stream, window, taken, move |key| {
+    let begun = link.begin(&id, stream, window, taken, awaited, move |key| {
         let mut request = request;
         let traces = worker.traces.as_ref();
         let trace = traces.map(|traces| ForwardTrace::begin(traces, &mut request, &worker.settings.name)).map(Box::new);
@@ -92,6 +93,16 @@ pub fn begin(worker: &Arc<Worker>, link: &Arc<Link>, mut request: Request) {
     if begun.is_none() {
         tracing::warn!(relay = %link.relay, request_id = %id, "skipping a request whose id is in use");
     }
+}
+
+/// Records the request's conversation, if it has a key, and adds its body to the backlog.
+fn note_conversation(worker: &Worker, link: &Link, request: &Request, bytes: u64) -> AwaitedBytes {
+    let conversation = request.conversation.filter(|_| link.homes1).map(|key| {
+        // First, because a model that was loaded again does not have the former conversations any more.
+        worker.conversations.handle_loads(worker.serving.loads());
+        (key, worker.serving.model_id(&request.model))
+    });
+    worker.conversations.handle_request(link.id, conversation, bytes)
 }
 
 /// Fails a request whose body violates the rules of its stream.
@@ -380,7 +391,14 @@ impl Job {
         let content_type = answer.head.headers.get(http::header::CONTENT_TYPE);
         // The usage of an error is not counted.
         let path = if answer.head.status.is_success() { self.path() } else { "" };
-        UsageReader::new(method, path, content_type.and_then(|value| value.to_str().ok()))
+        let reader = UsageReader::new(method, path, content_type.and_then(|value| value.to_str().ok()));
+        reader.with_details(self.request.wants_details && self.link.core1)
+    }
+
+    /// Adds the kind of backend to the details of its response, which are sent unless nothing is known.
+    fn details_of(backend: &Backend, mut details: Box<ResponseDetails>) -> Option<Box<ResponseDetails>> {
+        details.backend = backend.settings().kind().map(str::to_owned);
+        (!details.is_empty()).then_some(details)
     }
 
     /// Returns the path without the query, which may contain anything.

@@ -10,6 +10,7 @@ mod advertised;
 mod backoff;
 mod capacity;
 mod dial;
+mod homes;
 mod links;
 pub(crate) mod liveness;
 mod requests;
@@ -20,6 +21,7 @@ pub use backoff::{Backoff, EndKind, random};
 pub use capacity::{Capacity, CapacityAdmission, Held, Slot};
 pub(crate) use dial::{DialError, dial};
 pub use dial::{Endpoint, RelayRefusal, Way, try_dial};
+pub use homes::{AwaitedBytes, Conversations, HomesDue, ModelLoads};
 pub use links::Links;
 pub use requests::SlotGuard;
 
@@ -45,6 +47,9 @@ use requests::{RunningRequest, StreamState};
 
 /// Distinguishes the pong of [`Link::ping_behind`] from those of liveness pings.
 pub(crate) const BARRIER: &[u8] = b"drain";
+
+/// Queued text of a link whose relay reads slowly: more than one report on homes, which would otherwise pile up.
+const CONGESTED_BYTES: usize = 64 << 10;
 
 /// Identifies a link in this process; never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -74,6 +79,8 @@ pub struct Link {
     pub core1: bool,
     /// True if the relay supports a multiplexer's slots.
     pub slots1: bool,
+    /// True if the relay sends keys of conversations, and wants those of other relays.
+    pub homes1: bool,
     /// The bytes of each response that may be sent before credit arrives.
     pub window: u64,
     /// Request headers that backends receive in addition to the usual ones.
@@ -143,6 +150,7 @@ impl Link {
             relay_id: ack.relay_id.clone(),
             core1: capabilities.has(Capability::Core1),
             slots1: capabilities.has(Capability::Slots1),
+            homes1: capabilities.has(Capability::Homes1),
             window: ack.limits.map_or(STREAM_WINDOW_BYTES, |limits| limits.stream_window_bytes),
             request_headers: further_headers(&ack.request_headers),
             credential,
@@ -238,6 +246,11 @@ impl Link {
     pub fn close(&self, code: u16, reason: &'static str) {
         self.lock().close.get_or_insert((code, reason));
         self.work.notify_one();
+    }
+
+    /// True if the relay reads so slowly that reports should wait.
+    pub fn is_congested(&self) -> bool {
+        self.lock().outbox.text_bytes() > CONGESTED_BYTES
     }
 
     /// Returns the number of requests that are not complete.

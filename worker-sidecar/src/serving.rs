@@ -20,7 +20,7 @@ use modelrelay_protocol::version::Capability;
 use serde_json::{Value, json};
 
 use crate::backend::Backend;
-use crate::link::{Advertised, CapacityAdmission, Held, Link, Links, SlotGuard};
+use crate::link::{Advertised, CapacityAdmission, Held, Link, Links, ModelLoads, SlotGuard};
 use crate::metrics::Metrics;
 use crate::settings::{Live, SettingError};
 use crate::shutdown::{Cause, Drain};
@@ -152,6 +152,22 @@ impl Serving {
         match self {
             Self::Single(_) => None,
             Self::Multiplexed(_) => Some(Capability::Slots1),
+        }
+    }
+
+    /// Returns the loads of models that are in place. A backend's cache lasts as long as its load.
+    pub fn loads(&self) -> ModelLoads {
+        match self {
+            Self::Single(single) => ModelLoads::from([(String::new(), single.catalogue.recoveries(), None)]),
+            Self::Multiplexed(slots) => slots.loads(),
+        }
+    }
+
+    /// Returns the id of the model of a request, which may use an alias.
+    pub fn model_id(&self, name: &str) -> Arc<str> {
+        match self {
+            Self::Single(_) => name.into(),
+            Self::Multiplexed(slots) => slots.model_id(name),
         }
     }
 

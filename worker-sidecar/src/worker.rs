@@ -1,5 +1,6 @@
 //! The state that all parts of a worker share.
 
+mod reports;
 mod undo;
 
 use std::path::PathBuf;
@@ -8,11 +9,11 @@ use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 use modelrelay_multiplexer::net::Trust;
-use modelrelay_traces::{Loss, Service, Target, Traces};
+use modelrelay_traces::{GatherFuture, Loss, MetricExport, MetricsTarget, Service, Target, Traces};
 use tokio::sync::{Notify, watch};
 
 use crate::backend::SpareMemory;
-use crate::link::{Advertised, Link, Links};
+use crate::link::{Advertised, Conversations, Link, Links};
 use crate::metrics::Metrics;
 use crate::serving::{Failing, Serving, ServingContext};
 use crate::settings::{self, Credential, Live, SettingError, Settings};
@@ -36,6 +37,8 @@ pub struct Worker {
     pub instance_id: String,
     /// Live links.
     pub links: Arc<Links>,
+    /// The conversations that relays have sent.
+    pub conversations: Arc<Conversations>,
     /// The part that serves requests.
     pub serving: Serving,
     /// The drain state: whether the worker accepts requests.
@@ -83,6 +86,7 @@ impl Worker {
             trust,
             instance_id,
             links,
+            conversations: Arc::default(),
             failing,
             drain,
             unlinked: watch::channel(false).0,
@@ -109,9 +113,35 @@ impl Worker {
         }
     }
 
+    /// Updates the metrics that show the present state.
+    pub async fn observe(&self) {
+        self.serving.observe().await;
+        self.metrics.in_flight.set(i64::from(self.serving.running()));
+        self.metrics.max_concurrency.set(i64::from(self.serving.max_concurrency()));
+    }
+
+    /// Starts to push metrics, if this is configured.
+    pub fn start_metric_export(self: &Arc<Self>) -> Result<Option<MetricExport>, SettingError> {
+        let start = |target: &MetricsTarget| {
+            let worker = Arc::clone(self);
+            let gather = Box::new(move || {
+                let worker = Arc::clone(&worker);
+                let gathering = async move {
+                    worker.observe().await;
+                    worker.metrics.gather()
+                };
+                Box::pin(gathering) as GatherFuture
+            });
+            MetricExport::start(target, &service(&self.instance_id), gather)
+        };
+        let started = self.settings.metric_export.as_ref().map(start).transpose();
+        started.map_err(|error| settings::export_error(&error))
+    }
+
     /// Spawns the tasks that maintain this state.
     pub fn spawn_upkeep(self: &Arc<Self>) {
         tokio::spawn(undo::undo_drains(Arc::clone(self)));
+        tokio::spawn(reports::report_homes(Arc::clone(self)));
         let worker = Arc::clone(self);
         tokio::spawn(async move { worker.try_failing_models().await });
         let worker = Arc::clone(self);
@@ -184,6 +214,7 @@ impl Worker {
     /// A link has registered with these models.
     pub fn attach(&self, link: &Arc<Link>, registered: &Advertised) {
         self.serving.attach(link, registered);
+        self.conversations.attach(link.id, link.homes1);
         // The published ModelRelay dispatches queued requests when a list of models arrives, and not when a worker registers.
         let advertised = self.serving.advertised();
         if !link.core1 && !advertised.models.is_empty() {
@@ -215,6 +246,7 @@ impl Worker {
         }
         self.serving.detach(link);
         self.links.remove(link.id);
+        self.conversations.detach(link.id);
         let gauge = self.metrics.connected.with_label_values(&[&*link.relay]);
         gauge.dec();
         if gauge.get() <= 0 {
@@ -290,10 +322,14 @@ pub(crate) fn trust(relay_ca_file: Option<&PathBuf>) -> Result<Trust, SettingErr
 }
 
 fn start_traces(target: &Target, instance_id: &str, metrics: &Arc<Metrics>) -> Result<Traces, SettingError> {
-    let service = Service { name: "modelrelay-worker", version: env!("CARGO_PKG_VERSION"), instance: instance_id };
+    let service = service(instance_id);
     let metrics = Arc::clone(metrics);
     let on_loss = move |loss: Loss, spans| metrics.spans_dropped(loss.as_str(), spans);
-    Traces::start(target, &service, Arc::new(on_loss)).map_err(|error| settings::trace_error(&error))
+    Traces::start(target, &service, Arc::new(on_loss)).map_err(|error| settings::export_error(&error))
+}
+
+fn service(instance_id: &str) -> Service<'_> {
+    Service { name: "modelrelay-worker", version: env!("CARGO_PKG_VERSION"), instance: instance_id }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{CancelReason, Credit, MessageError, Parsed, is_false, read, type_of};
+use super::{CancelReason, ConversationKey, Credit, MessageError, Parsed, conversation, is_false, read, type_of};
 
 /// A message from relay to worker.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -132,6 +132,12 @@ pub struct Request {
     /// A window for the response that differs from the link's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub window: Option<u64>,
+    /// True if the relay traces the request: the worker then adds `details` to `response_complete` (`core1`).
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub wants_details: bool,
+    /// The key of its conversation, if it has one (`homes1`). Ignored if it is not 16 hexadecimal digits.
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "conversation::if_valid")]
+    pub conversation: Option<ConversationKey>,
 }
 
 /// Ends a request.

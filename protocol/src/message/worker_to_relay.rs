@@ -8,7 +8,7 @@ use crate::limits::MAX_CONTROL_BYTES;
 use crate::model_details::DetailsByModel;
 use crate::names::Naming;
 
-use super::{Credit, MessageError, ModelGrant, Parsed, TokenCounts, read, type_of};
+use super::{ConversationKey, Credit, MessageError, ModelGrant, Parsed, TokenCounts, read, type_of};
 
 /// A message from worker to relay.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -38,6 +38,8 @@ pub enum WorkerToRelay {
     Slots(Slots),
     /// The result of an admin's command (`slots1`).
     CommandResult(CommandResult),
+    /// Conversations that other relays have sent to this worker (`homes1`).
+    Homes(Homes),
 }
 
 impl WorkerToRelay {
@@ -61,6 +63,7 @@ impl WorkerToRelay {
             "drain" => Self::Drain(read(text)?),
             "slots" => Self::Slots(read(text)?),
             "command_result" => Self::CommandResult(read(text)?),
+            "homes" => Self::Homes(read(text)?),
             _ => return Ok(Parsed::Unknown(kind.into_owned())),
         };
         Ok(Parsed::Known(message))
@@ -192,6 +195,33 @@ pub struct ResponseComplete {
     /// The id of a Responses response, which later requests may name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub response_id: Option<String>,
+    /// Details for the relay's traces, if its `request` wants them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub details: Option<Box<ResponseDetails>>,
+}
+
+/// Details of a response, as the backend reports them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ResponseDetails {
+    /// The kind of backend, such as `vllm`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub backend: Option<String>,
+    /// The model that generated the response.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model: Option<String>,
+    /// The id of the response.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub id: Option<String>,
+    /// Why each generated text ended, in their order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub finish_reasons: Vec<String>,
+}
+
+impl ResponseDetails {
+    /// True if nothing is known.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
 }
 
 /// The reply to a heartbeat.
@@ -408,4 +438,16 @@ pub struct CommandResult {
     /// The error, if it failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
+}
+
+/// Conversations that other relays have sent to this worker, and the prompts that wait there for computation.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Homes {
+    /// New and changed conversations, the oldest first: each one's key, and the bytes of its last request's body.
+    #[serde(default)]
+    pub homes: Vec<(ConversationKey, u64)>,
+    /// Bytes of other relays' requests of whose responses no byte has come, less those that a former request of the same
+    /// conversation had. Absolute.
+    #[serde(default)]
+    pub backlog: u64,
 }

@@ -47,6 +47,24 @@ fn only_message_with_body_may_exceed_one_mebibyte() {
     }
 }
 
+/// The request can be served without it.
+#[test]
+fn malformed_conversation_of_request_is_ignored() {
+    for key in ["\"0ff\"", "\"+00000000000000f\"", "255", "null", "{\"a\": []}"] {
+        let text = format!(r#"{{"type": "request", "request_id": "r", "endpoint_path": "/", "conversation": {key}}}"#);
+        let RelayToWorker::Request(request) = known(&text) else { panic!("no request") };
+        assert_eq!(request.conversation, None, "{key}");
+    }
+}
+
+#[test]
+fn malformed_home_is_rejected() {
+    for home in [r#"["0ff", 1]"#, r#"["00000000000000ff"]"#, r#"["00000000000000ff", -1]"#, r#"[255, 1]"#] {
+        let text = format!(r#"{{"type": "homes", "homes": [{home}]}}"#);
+        assert!(WorkerToRelay::parse(&text).is_err(), "{home}");
+    }
+}
+
 /// Stopping is always safe.
 #[test]
 fn cancel_with_unknown_reason_still_cancels() {
@@ -92,7 +110,7 @@ fn shortest_worker_messages_are_read() {
         r#"{"type": "pong"}"#,
         r#"{"type": "pong", "current_load": null, "timestamp_unix_ms": null}"#,
         r#"{"type": "response_complete", "request_id": "r", "status_code": 200, "headers": {}, "body": null,
-                "token_counts": null}"#,
+                "token_counts": null, "details": null}"#,
         r#"{"type": "error", "message": "something went wrong"}"#,
     ];
     for text in messages {

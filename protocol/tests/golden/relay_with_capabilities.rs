@@ -18,8 +18,19 @@ fn request() {
     golden::<RelayToWorker>(
         r#"{"type": "request", "request_id": "r-17", "model": "qwen", "endpoint_path": "/v1/responses/resp_1?x=%20",
                 "is_streaming": false, "headers": {"accept": "a, b"}, "stream": 17, "method": "GET",
-                "content_length": 0, "window": 65536}"#,
+                "content_length": 0, "window": 65536, "wants_details": true}"#,
     );
+}
+
+#[test]
+fn request_of_conversation() {
+    let RelayToWorker::Request(request) = golden(
+        r#"{"type": "request", "request_id": "r-19", "model": "qwen", "endpoint_path": "/v1/messages",
+                "is_streaming": true, "headers": {}, "stream": 19, "content_length": 9, "conversation": "00000000000000ff"}"#,
+    ) else {
+        panic!("no request")
+    };
+    assert_eq!(request.conversation, Some(ConversationKey(255)));
 }
 
 #[test]
@@ -31,6 +42,7 @@ fn request_with_default_method() {
         panic!("no request")
     };
     assert_eq!((request.method, request.body, request.window), (None, None, None));
+    assert!(!request.wants_details, "a relay that does not know the field wants no details");
 }
 
 #[test]

@@ -75,6 +75,11 @@ fn response_complete() {
                 "token_counts": {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3, "cached_tokens": 1}}"#,
     );
     golden::<WorkerToRelay>(r#"{"type": "response_complete", "request_id": "r-17"}"#);
+    golden::<WorkerToRelay>(
+        r#"{"type": "response_complete", "request_id": "r-17",
+                "details": {"backend": "vllm", "model": "qwen", "id": "chatcmpl-1", "finish_reasons": ["stop", "length"]}}"#,
+    );
+    golden::<WorkerToRelay>(r#"{"type": "response_complete", "request_id": "r-17", "details": {"model": "qwen"}}"#);
 }
 
 #[test]
@@ -174,6 +179,17 @@ fn slots_in_every_state_and_status() {
         let slot = SLOT.replace(r#""status": "resident""#, &format!(r#""status": "{status}""#));
         golden::<WorkerToRelay>(&json!({"type": "slots", "slots": [json_of(&slot)]}).to_string());
     }
+}
+
+#[test]
+fn homes() {
+    let WorkerToRelay::Homes(homes) = golden(
+        r#"{"type": "homes", "homes": [["00ff00ff00ff00ff", 48900], ["fedcba9876543210", 33554432]], "backlog": 120}"#,
+    ) else {
+        panic!("no homes")
+    };
+    assert_eq!(homes.homes[0], (ConversationKey(0x00ff_00ff_00ff_00ff), 48_900));
+    golden::<WorkerToRelay>(r#"{"type": "homes", "homes": [], "backlog": 0}"#);
 }
 
 #[test]

@@ -104,7 +104,7 @@ async fn prepare(
     let read_at = Instant::now();
     let Routing { route, allowed, pin, conversation, is_streaming } = match response_id {
         Some(id) => route_by_response_id(relay, &caller, parts, id).await?,
-        None => route_by_model(relay, &caller, parts, (endpoint, &mut body)).await?,
+        None => route_by_model(relay, &caller, (parts, trace), (endpoint, &mut body)).await?,
     };
     let method = if parts.method == Method::GET { "GET" } else { "POST" };
     let config = relay.shared.config.load();
@@ -151,7 +151,7 @@ struct Routing {
 async fn route_by_model(
     relay: &Relay,
     caller: &Caller,
-    parts: &Parts,
+    (parts, trace): (&Parts, Option<&Arc<RequestTrace>>),
     (endpoint, body): (Endpoint, &mut Bytes),
 ) -> Result<Routing, ApiError> {
     let content_type = content_type(&parts.headers)?;
@@ -163,7 +163,10 @@ async fn route_by_model(
     let allowed = caller.check_model(&route.provider, &[&routed.model, &route.model])?;
     let (pin, conversation) = match &routed.previous_response_id {
         Some(id) => (Some(pin_to(relay, &route, id, caller.key_id().as_deref()).await?), None),
-        None => (None, conversation_of(&route, endpoint, &parts.headers, (body, &routed), caller.key_id()).await),
+        None => {
+            let shown_in = trace.filter(|trace| relay.shared.config.load().trace_conversations && trace.is_recording());
+            (None, conversation_of(&route, endpoint, (&parts.headers, body, &routed), caller.key_id(), shown_in).await)
+        }
     };
     if routed.needs_rewrite(&route.model) {
         *body = rename(relay, caller.holder(relay, parts), body, &routed, &route.model)?;
@@ -243,15 +246,19 @@ async fn read_route(
     reading.await.unwrap_or_else(|_| Err(ApiError::new(ErrorKind::Internal, "cannot read the request body")))
 }
 
-/// Returns the key of a request's conversation, unless only one worker can be chosen.
+/// Returns the key of a request's conversation, unless only one worker can be chosen. Its pseudonym is shown in this trace.
 async fn conversation_of(
     route: &Route,
     endpoint: Endpoint,
-    headers: &HeaderMap,
-    (body, routed): (&Bytes, &parse::Routed),
+    (headers, body, routed): (&HeaderMap, &Bytes, &parse::Routed),
     api_key: Option<Arc<str>>,
+    shown_in: Option<&Arc<RequestTrace>>,
 ) -> Option<u64> {
-    if !conversation::may_have_key(endpoint, body) || route.provider.sole_worker_for(&route.model).is_some() {
+    if !conversation::may_have_key(endpoint, body) {
+        return None;
+    }
+    let has_choice = route.provider.sole_worker_for(&route.model).is_none();
+    if !has_choice && shown_in.is_none() {
         return None;
     }
     let (key, model) = (route.provider.conversation_key(), Arc::clone(&route.model));
@@ -260,11 +267,16 @@ async fn conversation_of(
         let prompt = Prompt { endpoint, headers, body, spans, model: &model, api_key: api_key.as_deref(), isolation };
         conversation::of_request(&key, &prompt)
     };
-    if body.len() < LONG_READ_BYTES {
-        return compute(headers, body, &routed.prompt);
+    let conversation = if body.len() < LONG_READ_BYTES {
+        compute(headers, body, &routed.prompt)?
+    } else {
+        let (headers, body, spans) = (headers.clone(), body.clone(), routed.prompt.clone());
+        blocking::run(move || compute(&headers, &body, &spans)).await.ok().flatten()?
+    };
+    if let Some(trace) = shown_in {
+        trace.set_conversation(key.pseudonym(conversation));
     }
-    let (headers, body, spans) = (headers.clone(), body.clone(), routed.prompt.clone());
-    blocking::run(move || compute(&headers, &body, &spans)).await.ok().flatten()
+    has_choice.then_some(conversation)
 }
 
 /// Replaces an alias. The copy is charged to the budget like the original, which is dropped.

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use bytes::Bytes;
 use modelrelay_protocol::headers::looks_like_key;
-use modelrelay_protocol::message::{RelayToWorker, Request, TokenCounts, encode};
+use modelrelay_protocol::message::{ConversationKey, RelayToWorker, Request, TokenCounts, encode};
 use modelrelay_protocol::paths::Endpoint;
 
 use crate::dispatch::{Decision, RequestKey};
@@ -119,12 +119,14 @@ impl RequestRecord {
         self.progress.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The `request` message for a `core1` worker; the body follows in pieces.
-    pub fn core1_text(&self, request_id: &str, stream: u32, window: Option<u64>) -> String {
+    /// The `request` message for a `core1` worker; the body follows in pieces. `conversation` is for `homes1`.
+    pub fn core1_text(&self, request_id: &str, stream: u32, window: Option<u64>, conversation: Option<u64>) -> String {
         encode(&RelayToWorker::Request(Request {
             stream: Some(stream),
             content_length: Some(self.body.len() as u64),
             window,
+            wants_details: self.trace.as_ref().is_some_and(|trace| trace.is_recording()),
+            conversation: conversation.map(ConversationKey),
             ..self.envelope(request_id)
         }))
     }

@@ -34,6 +34,7 @@ fn join(provider: &Provider, succeeds: bool) -> Arc<WorkerLink> {
         address: IpAddr::from([127, 0, 0, 1]),
         core1: true,
         slots1: false,
+        homes1: true,
         credential: Credential::Secret(*provider.config().worker_secrets[0].secret.digest()),
         request_window: 1 << 20,
         round_trip: Duration::from_millis(1),

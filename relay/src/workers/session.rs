@@ -248,8 +248,7 @@ where
 }
 
 fn new_link(provider: &Provider, register: &Register, accepted: &Accepted, admission: &Admission) -> Arc<WorkerLink> {
-    let ours = Capabilities::new([Capability::Slots1]);
-    let both = ours.intersection(&Capabilities::from_names(&register.capabilities));
+    let both = capabilities_in_common(register);
     let info = WorkerInfo {
         key: provider.shared.next_worker_key(),
         id: ids::worker_id().into(),
@@ -261,6 +260,7 @@ fn new_link(provider: &Provider, register: &Register, accepted: &Accepted, admis
         address: admission.address,
         core1: both.has(Capability::Core1),
         slots1: both.has(Capability::Slots1),
+        homes1: both.has(Capability::Homes1),
         credential: admission.credential.clone(),
         request_window: register.limits.map_or(STREAM_WINDOW_BYTES, |limits| limits.stream_window_bytes.max(1)),
         round_trip: admission.at.elapsed(),
@@ -273,6 +273,12 @@ fn new_link(provider: &Provider, register: &Register, accepted: &Accepted, admis
     link.set_slots(accepted.slots.clone());
     link.set_meaningless(accepted.meaningless.clone());
     link
+}
+
+/// Returns the capabilities that both sides support.
+fn capabilities_in_common(register: &Register) -> Capabilities {
+    let ours = Capabilities::new([Capability::Slots1, Capability::Homes1]);
+    ours.intersection(&Capabilities::from_names(&register.capabilities))
 }
 
 fn acknowledge(provider: &Provider, link: &WorkerLink, register: &Register, accepted: &Accepted) -> RegisterAck {
@@ -291,8 +297,7 @@ fn acknowledge(provider: &Provider, link: &WorkerLink, register: &Register, acce
     RegisterAck {
         relay_id: Some(provider.shared.relay_id.clone()),
         relay_count: Some(config.relay_count),
-        capabilities: Capabilities::new([if link.info.slots1 { Capability::Slots1 } else { Capability::Core1 }])
-            .names(),
+        capabilities: capabilities_in_common(register).names(),
         limits: Some(RelayLimits {
             max_request_bytes: config.max_request_bytes,
             stream_window_bytes: ANSWER_WINDOW_BYTES,

@@ -5,6 +5,7 @@ use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use modelrelay_harness::{TEST_TIMEOUT, poll_for};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -30,6 +31,14 @@ impl Server {
     /// # Panics
     /// If it does not listen within [`TEST_TIMEOUT`].
     pub async fn start(command: &[String], env: &[(&str, String)], port: u16) -> Self {
+        Self::start_within(TEST_TIMEOUT, command, env, port).await
+    }
+
+    /// Like [`Server::start`], with another limit of time.
+    ///
+    /// # Panics
+    /// If it does not listen by then.
+    pub async fn start_within(limit: Duration, command: &[String], env: &[(&str, String)], port: u16) -> Self {
         let folder = tempfile::tempdir().expect("a folder for a log can be made");
         let log = folder.path().join("log");
         let file = File::create(&log).expect("a log can be made");
@@ -39,7 +48,8 @@ impl Server {
         let child = started.spawn().expect("the supervisor starts");
         let url = format!("http://127.0.0.1:{port}").parse().expect("this is a URL");
         let server = Self { child, url, log, _folder: folder };
-        until(&format!("{} listens: {}", command[0], server.log()), async || is_listening(port).await).await;
+        let listens = poll_for(limit, async || is_listening(port).await.then_some(())).await;
+        assert!(listens.is_some(), "{} does not listen after {limit:?}: {}", command[0], server.log());
         server
     }
 

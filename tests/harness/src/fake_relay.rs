@@ -99,6 +99,12 @@ impl Ack {
         }
     }
 
+    /// The ack of a relay with `homes1`.
+    #[must_use]
+    pub fn homes1() -> Self {
+        Self { capabilities: vec!["core1".to_owned(), "homes1".to_owned()], ..Self::core1() }
+    }
+
     /// The message for this `register`: models and version echoed.
     #[must_use]
     pub fn message(&self, register: &Value) -> Value {

@@ -168,8 +168,8 @@ impl FakeWorker {
 
     /// Sends any `register` message and returns the `register_ack`.
     pub async fn register_with(&mut self, message: Value) -> Value {
-        // The second implies the first.
-        let core1 = [json!("core1"), json!("slots1")];
+        // The others imply the first.
+        let core1 = [json!("core1"), json!("slots1"), json!("homes1")];
         let named = message["capabilities"].as_array();
         self.core1 = named.is_some_and(|named| named.iter().any(|name| core1.contains(name)));
         self.send(&message).await;

@@ -235,6 +235,13 @@ impl RelayNotifier {
         self.lock().slots_at(now)
     }
 
+    /// Returns the resident models, each with its slot and the number of its load there.
+    pub(super) fn residents(&self) -> Vec<(String, u64, String)> {
+        let inner = self.lock();
+        let slots = inner.slots.iter().map(|slot| &slot.snapshot);
+        slots.filter_map(|slot| Some((slot.id.clone(), slot.generation, slot.resident.clone()?))).collect()
+    }
+
     /// Registers an order to a slot whose result goes to this relay.
     pub(super) fn note_order(&self, slot: usize, relay: RelayKey, op_id: String) -> OrderId {
         let mut inner = self.lock();

@@ -203,6 +203,11 @@ impl Multiplexer {
         self.board.slots(now())
     }
 
+    /// Returns the resident models, each with its slot and the number of its load there.
+    pub fn residents(&self) -> Vec<(String, u64, String)> {
+        self.board.residents()
+    }
+
     /// True if no slot is quarantined, for `/readyz`.
     pub fn is_ready(&self) -> bool {
         self.slots().slots.iter().all(|slot| slot.state != SlotState::Quarantined)

@@ -10,7 +10,7 @@ use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
 use super::capacity::{Held, Slot};
-use super::{Link, LinkRequestKey, LinkState};
+use super::{AwaitedBytes, Link, LinkRequestKey, LinkState};
 use crate::backend::Upload;
 
 /// A request stops reading from its backend while this many bytes of its response are queued here.
@@ -24,6 +24,8 @@ pub(super) struct RunningRequest {
     key: LinkRequestKey,
     task: Option<AbortHandle>,
     taken: Option<SlotGuard>,
+    /// The part of the backlog that it is, until the first byte of its response.
+    awaited: Option<AwaitedBytes>,
     /// The pieces of its response that the backend has sent.
     pieces: u64,
 }
@@ -54,6 +56,7 @@ impl Link {
         stream: Option<(u32, Upload)>,
         window: u64,
         taken: Option<SlotGuard>,
+        awaited: AwaitedBytes,
         start: impl FnOnce(LinkRequestKey) -> AbortHandle,
     ) -> Option<()> {
         let mut state = self.lock();
@@ -71,7 +74,7 @@ impl Link {
         }
         // The task takes this lock before it can send anything, so it always finds its request registered.
         let task = Some(start(key.clone()));
-        state.requests.insert(id, RunningRequest { key, task, taken, pieces: 0 });
+        state.requests.insert(id, RunningRequest { key, task, taken, awaited: Some(awaited), pieces: 0 });
         Some(())
     }
 
@@ -119,7 +122,11 @@ impl Link {
     /// Queues a message about a request, if it is still registered.
     pub fn send_message(&self, key: &LinkRequestKey, message: &WorkerToRelay) {
         let mut state = self.lock();
-        if state.running(key).is_some() {
+        if let Some(running) = state.running(key) {
+            if key.stream.is_none() {
+                // The first chunk of its response.
+                running.awaited = None;
+            }
             state.outbox.push_text(encode(message));
             drop(state);
             self.work.notify_one();
@@ -133,6 +140,7 @@ impl Link {
         let mut state = self.lock();
         let Some(running) = state.running(key) else { return false };
         running.pieces += 1;
+        running.awaited = None;
         let waiting = state.outbox.push_body(number, bytes);
         drop(state);
         self.work.notify_one();

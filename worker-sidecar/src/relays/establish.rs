@@ -149,7 +149,7 @@ fn link_of(worker: &Worker, endpoint: &Endpoint, ack: &RegisterAck, credential: 
 
 /// Returns the capabilities that this worker announces.
 fn capabilities(worker: &Worker) -> Capabilities {
-    Capabilities::new([Capability::Core1].into_iter().chain(worker.serving.capability()))
+    Capabilities::new([Capability::Core1, Capability::Homes1].into_iter().chain(worker.serving.capability()))
 }
 
 async fn register(

@@ -66,6 +66,8 @@ struct CatalogueState {
     list_warnings: Vec<String>,
     /// Links whose relay requested the models. They get a reply even if nothing changed.
     requesters: Vec<LinkId>,
+    /// The number of times that the backend became healthy.
+    recoveries: u64,
     /// True once the models of a healthy backend were known.
     served: bool,
     /// True once the backend's concurrency was compared with the settings.
@@ -90,6 +92,7 @@ impl CatalogueState {
             list_error: None,
             list_warnings: Vec::new(),
             requesters: Vec::new(),
+            recoveries: 0,
             served: false,
             advised: false,
             silence: Silence::default(),
@@ -130,6 +133,11 @@ impl Catalogue {
     /// The backend's condition, its reason and its age.
     pub fn monitor(&self) -> Monitor {
         self.lock().backend.clone()
+    }
+
+    /// Returns the number of times that the backend became healthy. Its cache may be empty each time.
+    pub fn recoveries(&self) -> u64 {
+        self.lock().recoveries
     }
 
     /// Returns why the backend could never serve; `None` once it could, whatever happened since. A healthy backend that
@@ -327,6 +335,7 @@ impl Catalogue {
         self.report(&monitor, &state.backend);
         if !monitor.is_healthy() && state.backend.is_healthy() {
             self.failing.clear();
+            state.recoveries += 1;
         }
         let advertised = state.advertised(&self.failing);
         if advertised == before {

@@ -24,7 +24,7 @@ use modelrelay_protocol::outbox::Latest;
 
 use super::{Failing, ServingContext};
 use crate::backend::Backend;
-use crate::link::{Advertised, Link, Links, random};
+use crate::link::{Advertised, Link, Links, ModelLoads, random};
 use crate::settings::{BackendSettings, Declared, DriverSettings, Engine, Live, SettingError, SlotSettings};
 
 /// The number of backends whose connections are kept: more than a machine's GPUs serve at once. A process that is
@@ -142,6 +142,18 @@ impl MultiplexedBackend {
         Advertised::new(models, &Declared::default(), &details)
             .with_naming(naming)
             .with_failing(|name| self.failing.contains(&id(name)))
+    }
+
+    /// Returns the loads of the resident models.
+    pub(super) fn loads(&self) -> ModelLoads {
+        let residents = self.multiplexer.residents().into_iter();
+        residents.map(|(slot, number, model)| (slot, number, Some(model.into()))).collect()
+    }
+
+    /// Returns the id of the model with this name.
+    pub(super) fn model_id(&self, name: &str) -> Arc<str> {
+        let aliases = self.aliases.lock().unwrap_or_else(PoisonError::into_inner);
+        aliases.get(name).map_or(name, String::as_str).into()
     }
 
     /// Warns if a relay times out requests that the worker would still have served.

@@ -120,7 +120,7 @@ pub enum MoveReason {
     Distrust,
     /// Other workers are less loaded.
     Load,
-    /// The home left, drains, no longer serves the model, or failed this request.
+    /// The home left, drains, failed this request or others for the model, or cannot serve it any more.
     Gone,
 }
 

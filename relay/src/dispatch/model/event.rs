@@ -163,7 +163,8 @@ pub enum Event {
         /// The attempt.
         attempt: u32,
     },
-    /// A worker reported the conversations that other relays have sent it.
+    /// A worker reported the conversations that other relays have sent it. A known home at another worker is replaced only if
+    /// the reported body is longer.
     HomesReported {
         /// The worker.
         worker: WorkerKey,

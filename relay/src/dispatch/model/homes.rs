@@ -59,6 +59,19 @@ impl Homes {
         }
     }
 
+    /// Applies a limit that may be smaller than before: a generation that exceeds its half is forgotten.
+    pub(crate) fn limit(&mut self, max: usize) {
+        let half = max.div_ceil(2);
+        for generation in [&mut self.old, &mut self.young] {
+            if generation.len() > half {
+                *generation = HashMap::new();
+            }
+        }
+        if self.young.len() == half {
+            self.old = std::mem::take(&mut self.young);
+        }
+    }
+
     /// The number of conversations with a home.
     pub(crate) fn len(&self) -> usize {
         self.young.len() + self.old.len()
@@ -99,6 +112,21 @@ mod tests {
             homes.set(Conversation(number), home(number), 10);
             homes.set(Conversation(5000), home(number), 10);
             assert_eq!(homes.get(Conversation(5000)), Some(&home(number)));
+        }
+    }
+
+    #[test]
+    fn smaller_limit_forgets_homes() {
+        for (before, after) in [(10, 0), (10, 1), (10, 2), (10, 9), (100, 7), (7, 6)] {
+            for number in 0..before {
+                let mut homes = Homes::default();
+                (0..number).for_each(|it| homes.set(Conversation(it), home(it), before as usize));
+                homes.limit(after);
+                for it in 100..120 {
+                    assert!(homes.len() <= after, "{} after {number}, {before}, {after}", homes.len());
+                    homes.set(Conversation(it), home(it), after);
+                }
+            }
         }
     }
 

@@ -52,8 +52,8 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    /// `turn` is the number of the last dispatch to any worker.
-    pub(crate) fn new(new: &NewWorker, models: Vec<ModelId>, now: Moment, turn: u64) -> Self {
+    /// Homes there that were recorded before the dispatch `void_before` are void.
+    pub(crate) fn new(new: &NewWorker, models: Vec<ModelId>, now: Moment, void_before: u64) -> Self {
         Self {
             key: new.key,
             instance: InstanceKey::new(new.instance.as_deref(), new.key),
@@ -75,8 +75,7 @@ impl Worker {
             reported_load: new.load,
             foreign: new.load,
             revoked: 0,
-            // While its connection was down, a multiplexer may have swapped models.
-            cache: Cache::new(if new.multiplexer.is_some() { turn } else { 0 }),
+            cache: Cache::new(void_before),
         }
     }
 

@@ -8,12 +8,15 @@
 //! How much of a prompt a home still has is learned from the cached tokens that backends report: a worker whose cache often
 //! lacks what was believed is trusted less, and its homes count for less.
 //!
+//! Workers report to each relay the conversations of the others, so relays that share workers find the same homes, and one
+//! that has restarted learns them.
+//!
 //! A request without a conversation, and one that is pinned, follows the contract.
 
 use crate::dispatch::Dispatch;
 use crate::dispatch::model::effect::{Decision, MoveReason};
-use crate::dispatch::model::event::{Conversation, Placement, RequestKey, WorkerKey};
-use crate::dispatch::model::homes::Home;
+use crate::dispatch::model::event::{Conversation, NewWorker, Placement, RequestKey, WorkerKey};
+use crate::dispatch::model::homes::{Home, InstanceKey};
 use crate::dispatch::model::models::ModelId;
 use crate::dispatch::model::registry::Worker;
 use crate::dispatch::model::request::{Request, RequestState};
@@ -85,7 +88,14 @@ impl Dispatch {
             return (Decision::Home, believed);
         }
         let group = &self.models[request.model];
-        let reason = if home.draining || !home.serves(request.model) || request.refuses(home) {
+        let needs_core1 = request.new.needs_core1;
+        let cannot_serve = home.draining
+            || !home.serves(request.model)
+            || needs_core1 && !home.core1
+            || request.refuses(home)
+            || request.silent.contains(&home.key)
+            || self.is_passed_over(group, home.key, needs_core1, |worker| !request.refuses(worker));
+        let reason = if cannot_serve {
             MoveReason::Gone
         } else if !home.has_room_for(&group.name) {
             MoveReason::Busy
@@ -107,15 +117,26 @@ impl Dispatch {
         }
     }
 
+    /// Applies a worker's report on the conversations and the backlog of other relays.
     pub(in super::super) fn handle_homes(&mut self, key: WorkerKey, homes: &[(Conversation, u64)], backlog: u64) {
         let Some(worker) = self.workers.get_mut(&key) else {
             return;
         };
         worker.cache.handle_reported(backlog);
         for (conversation, bytes) in homes {
-            self.set_home(*conversation, key, *bytes);
+            if self.is_newer_home(*conversation, key, *bytes) {
+                self.set_home(*conversation, key, *bytes);
+            }
         }
         self.note_load(key);
+    }
+
+    /// True if a reported home is newer than the known one. A worker that connects again also reports conversations that
+    /// have moved since; and because a conversation grows, the longer body is the newer one.
+    fn is_newer_home(&self, conversation: Conversation, worker: WorkerKey, bytes: u64) -> bool {
+        let instance = self.workers.get(&worker).map(|worker| worker.instance);
+        let known = self.homes.get(conversation).filter(|known| self.instances.contains_key(&known.instance));
+        known.is_none_or(|known| Some(known.instance) == instance || known.bytes < bytes)
     }
 
     /// The prompt of a running request is computed: it counts as backlog no more.
@@ -144,19 +165,67 @@ impl Dispatch {
         }
     }
 
-    /// Voids the homes of models at a worker that has unloaded them.
-    pub(super) fn forget_homes(&mut self, key: WorkerKey, models: &[ModelId]) {
+    /// Voids the homes of models whose gate at a worker has opened or closed: it may have unloaded them.
+    ///
+    /// The first gate of a model on a connection voids nothing. Homes of earlier connections are void already, and a relay
+    /// that has restarted may read a report on homes before it.
+    pub(super) fn forget_homes(&mut self, key: WorkerKey, toggled: &[ModelId]) {
         self.turn += 1;
-        if let Some(worker) = self.workers.get_mut(&key) {
-            models.iter().for_each(|model| worker.cache.forget_model(*model, self.turn));
+        let turn = self.turn;
+        let Some(worker) = self.workers.get(&key) else {
+            return;
+        };
+        let is_opened = |model: &ModelId| worker.is_open_for(&self.models[*model].name);
+        let opened: Vec<_> = toggled.iter().copied().filter(is_opened).collect();
+        let Some(newest) = self.newest_link(key) else {
+            self.voided = turn;
+            return;
+        };
+        for model in toggled {
+            let is_first = opened.contains(model) && !newest.cache.has_forgotten(*model);
+            if !is_first {
+                newest.cache.forget_model(*model, turn);
+            }
         }
     }
 
     /// Voids all homes at a worker whose backend has restarted.
     pub(super) fn forget_all_homes(&mut self, key: WorkerKey) {
         self.turn += 1;
-        if let Some(worker) = self.workers.get_mut(&key) {
-            worker.cache.forget(self.turn);
+        let turn = self.turn;
+        if let Some(worker) = self.newest_link(key) {
+            worker.cache.forget(turn);
+        } else {
+            self.voided = turn;
+        }
+    }
+
+    /// Returns the newest connection of a worker's process, unless it was lost before an older one.
+    fn newest_link(&mut self, key: WorkerKey) -> Option<&mut Worker> {
+        let newest = *self.instances.get(&self.workers.get(&key)?.instance)?;
+        self.workers.get_mut(&newest)
+    }
+
+    /// Returns the dispatch before which the homes at a worker that joins are void: its process may have lost its cache
+    /// before it reconnected.
+    pub(super) fn homes_void_before(&mut self, new: &NewWorker) -> u64 {
+        self.turn += 1;
+        if new.multiplexer.is_some() {
+            // While its connection was down, it may have swapped models.
+            return self.turn;
+        }
+        let older = self.instances.get(&InstanceKey::new(new.instance.as_deref(), new.key));
+        let older = older.and_then(|older| self.workers.get(older)).map_or(0, |older| older.cache.voided());
+        self.voided.max(older)
+    }
+
+    /// Records that a connection was lost. The process may come back, without the homes that were void.
+    pub(super) fn note_left(&mut self, worker: &Worker) {
+        if self.instances.get(&worker.instance) == Some(&worker.key) {
+            self.instances.remove(&worker.instance);
+            if worker.multiplexer.is_none() {
+                self.voided = self.voided.max(worker.cache.voided());
+            }
         }
     }
 
@@ -168,7 +237,7 @@ impl Dispatch {
         }
         let request = self.requests.get(&oldest).filter(|request| request.new.pin.is_none())?;
         let RequestState::Queued { place: Some(place), .. } = request.state else { return None };
-        let limit = limit.min(self.oldest_beside((request.model, place.lane), worker));
+        let limit = limit.min(self.oldest_in_other_lanes((request.model, place.lane), worker));
         let lane = self.models[request.model].queue.lane(place.lane)?;
         let mut first: Vec<_> = lane.oldest(LOOK_AHEAD).filter(|key| *key < limit).collect();
         first.sort_unstable();

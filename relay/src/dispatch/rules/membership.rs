@@ -16,8 +16,7 @@ impl Dispatch {
             return;
         }
         let models = self.intern_all(&new.models);
-        self.turn += 1;
-        let mut worker = Worker::new(new, models, self.clock.now, self.turn);
+        let mut worker = Worker::new(new, models, self.clock.now, self.homes_void_before(new));
         worker.set_failing(self.failing_ids(&worker.models, &new.failing));
         let (key, models) = (worker.key, worker.models.clone());
         self.instances.insert(worker.instance, key);
@@ -102,9 +101,7 @@ impl Dispatch {
         let Some(worker) = self.workers.remove(&key) else {
             return;
         };
-        if self.instances.get(&worker.instance) == Some(&key) {
-            self.instances.remove(&worker.instance);
-        }
+        self.note_left(&worker);
         for model in &worker.models {
             self.models[*model].remove(&worker);
             self.note_servers(*model);

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::dispatch::{
-    AttemptFailure, CancelReason, Dispatch, Effect, Event, Failure, FailureReport, Grant, LossCause, Model, NewRequest,
-    NewWorker, Placement, RequestKey, RequestPlace, Settings, WorkerKey,
+    AttemptFailure, CancelReason, Decision, Dispatch, Effect, Event, Failure, FailureReport, Grant, LossCause, Model,
+    NewRequest, NewWorker, Placement, RequestKey, RequestPlace, Settings, WorkerKey,
 };
 
 /// The seed settings: 100 in the queue, 30 s of waiting, 300 s in total.
@@ -40,6 +40,8 @@ pub(super) struct Provider {
     pub(super) dispatch: Dispatch,
     /// The message of the last failure with a worker's report.
     pub(super) message: String,
+    /// The decision of the last send.
+    pub(super) decision: Option<Decision>,
     start: Instant,
     now: Duration,
 }
@@ -51,7 +53,7 @@ impl Provider {
 
     pub(super) fn with(settings: Settings) -> Self {
         let (dispatch, message) = (Dispatch::new(settings), String::new());
-        Self { dispatch, message, start: Instant::now(), now: Duration::ZERO }
+        Self { dispatch, message, decision: None, start: Instant::now(), now: Duration::ZERO }
     }
 
     pub(super) fn instant(&self) -> Instant {
@@ -65,6 +67,7 @@ impl Provider {
         if let Some(report) = out.iter().find_map(report_of) {
             self.message.clone_from(&report.message);
         }
+        self.decision = out.iter().filter_map(decision_of).next_back().or(self.decision);
         out.iter().map(show).collect()
     }
 
@@ -218,6 +221,10 @@ fn report_of(effect: &Effect) -> Option<&FailureReport> {
         return None;
     };
     Some(report)
+}
+
+fn decision_of(effect: &Effect) -> Option<Decision> {
+    if let Effect::Send { decision, .. } = effect { Some(*decision) } else { None }
 }
 
 /// Formats effects or failures without the reports of workers, which the core does not read.

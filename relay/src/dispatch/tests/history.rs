@@ -6,6 +6,7 @@
 
 mod ledger;
 mod op;
+mod placements;
 mod reference;
 
 use std::cell::{Cell, RefCell};
@@ -19,7 +20,8 @@ use proptest::test_runner::{Config, FileFailurePersistence, RngAlgorithm, TestRn
 use sha2::{Digest, Sha256};
 
 use self::ledger::Ledger;
-use self::op::{MODELS, Op, history, models};
+use self::op::{Kind, MODELS, Op, history, models};
+use self::placements::Placements;
 use self::reference::Reference;
 use super::harness::{show, text};
 use crate::dispatch::{
@@ -32,13 +34,14 @@ struct Play {
     core: Dispatch,
     reference: Reference,
     ledger: Ledger,
+    placements: Placements,
     start: Instant,
     next_key: u64,
     started: HashSet<RequestKey>,
     transitions: u64,
     /// The digest of all effects, in their order.
     digest: Sha256,
-    /// The occurrences that only multiplexers cause.
+    /// The rare occurrences.
     seen: BTreeSet<&'static str>,
 }
 
@@ -56,6 +59,20 @@ const MUST_BE_SEEN: [&str; 10] = [
     "moved from a silent worker",
 ];
 
+/// The same for a run with conversations.
+const MUST_BE_SEEN_OF_PLACEMENT: [&str; 10] = [
+    "home",
+    "new",
+    "moved: backlog",
+    "moved: busy",
+    "moved: distrust",
+    "moved: gone",
+    "moved: load",
+    "homes at their limit",
+    "overtaken",
+    "sent before others at home",
+];
+
 /// The effects of the histories in [`effects_keep_their_order`].
 const DIGEST: &str = "afbd7c7ee033e487cf4ac3e3a39e0b7495b327c44044ad32925f7dd19331f85d";
 
@@ -65,6 +82,7 @@ impl Play {
             core: Dispatch::new(settings.clone()),
             reference: Reference::new(settings),
             ledger: Ledger::default(),
+            placements: Placements::default(),
             start: Instant::now(),
             next_key: 0,
             started: HashSet::new(),
@@ -96,16 +114,20 @@ impl Play {
         let now = self.reference.now;
         let mut actual = Vec::new();
         self.core.handle(event.clone(), self.start + now, &mut actual);
-        let (mut expected, after) = self.reference.handle(event.clone());
+        self.placements.before(&self.reference);
+        let (mut expected, after) = self.reference.handle(event.clone(), &actual);
         // Due effects come first, before the event has changed anything.
         let (due, rest) = actual.split_at(expected.len().min(actual.len()));
         due.iter().for_each(|effect| self.ledger.record(effect, now));
+        due.iter().for_each(|effect| self.placements.record(effect));
         self.ledger.before(event);
+        self.placements.apply(event);
         rest.iter().for_each(|effect| self.ledger.record(effect, now));
+        rest.iter().for_each(|effect| self.placements.record(effect));
         expected.extend(after);
         self.note_effects(&actual);
         self.digest.update(text(&actual));
-        assert_eq!(in_order(actual), in_order(expected), "the effects of {event:?} at {now:?}");
+        assert_eq!(in_order(actual.clone()), in_order(expected), "the effects of {event:?} at {now:?}");
         let core = &self.core;
         self.ledger.check_demand(&self.reference, now, core.next_timeout().map(|t| t - self.start));
         assert_eq!(core.queue_len(), self.reference.queued().count());
@@ -117,6 +139,8 @@ impl Play {
         let assigned = known.into_iter().filter_map(|model| Some((model.model, model.assigned?)));
         assert!(assigned.eq(self.reference.assignments()), "another multiplexer was assigned");
         self.ledger.check_alive(self.reference.requests.keys().copied());
+        self.placements.check(&self.reference, core, &actual);
+        self.seen.append(&mut self.placements.seen);
     }
 
     fn note_effects(&mut self, effects: &[Effect]) {
@@ -150,23 +174,26 @@ impl Play {
     /// Translates an op to an event in the current state. One arm each, so it is long.
     fn event(&mut self, op: Op) -> Option<Event> {
         Some(match op {
-            Op::Submit { model, bytes, pin, needs_core1, allowed, share } => {
+            Op::Submit { model, bytes, pin, needs_core1, allowed, share, conversation } => {
                 let key = RequestKey(self.key());
+                let conversation = conversation.map(|number| placements::conversation(model, number));
                 let model = Model::from(MODELS[model]);
                 let pin = pin.map(|index| self.worker(index).unwrap_or(WorkerKey(0)));
                 let allowed = allowed.map(|mask| Arc::new(models(mask).into_iter().collect()));
                 let share = share.map(|(key, percent)| QueueShare { key: key.to_string().into(), percent });
-                Event::Submit(NewRequest { key, model, bytes, pin, needs_core1, allowed, share, conversation: None })
+                Event::Submit(NewRequest { key, model, bytes, pin, needs_core1, allowed, share, conversation })
             }
             Op::Cancel { request, reason } => {
                 let live = self.reference.requests.keys().copied().collect::<Vec<_>>();
                 Event::Cancel { request: pick(&live, request)?, reason }
             }
-            Op::Join { models: mask, max_concurrent, load, core1, failing, slots } => {
+            Op::Join { models: mask, max_concurrent, load, core1, failing, slots, process } => {
                 let key = WorkerKey(self.key());
                 let (models, failing) = (models(mask), models(failing));
+                let kind = if slots.is_some() { "multiplexer" } else { "plain" };
+                let instance = process.map(|number| format!("{kind} {number}").into());
                 join(
-                    NewWorker { key, models, failing, max_concurrent, load, core1, multiplexer: None, instance: None },
+                    NewWorker { key, models, failing, max_concurrent, load, core1, multiplexer: None, instance },
                     slots,
                 )
             }
@@ -193,9 +220,18 @@ impl Play {
                 self.started.insert(key);
                 return None;
             }
-            Op::Complete { request } => {
+            Op::Complete { request, cached } => {
                 let (worker, request, attempt) = self.running(request)?;
-                Event::Completed { worker, request, attempt, cached: None }
+                Event::Completed { worker, request, attempt, cached }
+            }
+            Op::Begin { request } => {
+                let (worker, request, attempt) = self.running(request)?;
+                Event::Begun { worker, request, attempt }
+            }
+            Op::Homes { worker, homes, backlog } => {
+                let home = |(model, number, bytes)| (placements::conversation(model, number), bytes);
+                let homes = homes.into_iter().map(home).collect();
+                Event::HomesReported { worker: self.worker(worker)?, homes, backlog }
             }
             Op::Silent { request } => {
                 let (_, request, _) = self.running(request)?;
@@ -309,15 +345,27 @@ fn in_order(effects: Vec<Effect>) -> Vec<Effect> {
 
 #[test]
 fn random_histories_agree_with_reference() {
+    run(Kind::Plain, &MUST_BE_SEEN);
+}
+
+#[test]
+fn random_placements_agree_with_reference() {
+    run(Kind::Placed, &MUST_BE_SEEN_OF_PLACEMENT);
+}
+
+/// Plays histories until they have enough events, and everything that must be seen was.
+fn run(kind: Kind, must_be_seen: &[&'static str]) {
+    // Half of the events for each kind.
     let wanted = std::env::var("MODELRELAY_HISTORY_TRANSITIONS")
-        .map_or(20_000, |wanted| wanted.parse::<u32>().expect("a number of transitions"));
+        .map_or(20_000, |wanted| wanted.parse::<u32>().expect("a number of transitions"))
+        / 2;
     let mut seed = std::env::var("MODELRELAY_HISTORY_SEED")
         .map_or_else(|_| RandomState::new().hash_one(()), |seed| seed.parse().expect("a number"));
     print_line(&format!("seed {seed}"));
     let transitions = Cell::new(0);
     let seen = RefCell::new(BTreeSet::new());
     // A short run may happen to have only plain workers; it continues until it has others.
-    let has_seen_all = || MUST_BE_SEEN.iter().all(|what| seen.borrow().contains(what));
+    let has_seen_all = || must_be_seen.iter().all(|what| seen.borrow().contains(what));
     let patience = u64::from(wanted.max(20_000)) * 10;
     while transitions.get() < u64::from(wanted) || !has_seen_all() && transitions.get() < patience {
         let config = Config {
@@ -328,7 +376,7 @@ fn random_histories_agree_with_reference() {
         };
         let mut runner = TestRunner::new_with_rng(config, rng(seed));
         seed = seed.wrapping_add(1);
-        let outcome = runner.run(&history(), |(limits, ops)| {
+        let outcome = runner.run(&history(kind), |(limits, ops)| {
             let mut play = Play::new(limits);
             for op in ops {
                 play.act(op);
@@ -341,7 +389,8 @@ fn random_histories_agree_with_reference() {
             panic!("{failure}");
         }
     }
-    assert_eq!(seen.into_inner(), MUST_BE_SEEN.into(), "what happened in all of it");
+    let unseen: Vec<_> = must_be_seen.iter().filter(|what| !seen.borrow().contains(*what)).collect();
+    assert_eq!(unseen, Vec::<&&str>::new(), "what did not happen in all of it");
     print_line(&format!("{} transitions", transitions.get()));
 }
 
@@ -352,7 +401,7 @@ fn random_histories_agree_with_reference() {
 fn effects_keep_their_order() {
     let config = Config { cases: 200, failure_persistence: None, ..Config::default() };
     let digest = RefCell::new(Sha256::new());
-    let outcome = TestRunner::new_with_rng(config, rng(1)).run(&history(), |(limits, ops)| {
+    let outcome = TestRunner::new_with_rng(config, rng(1)).run(&history(Kind::Plain), |(limits, ops)| {
         let mut play = Play::new(limits);
         ops.into_iter().for_each(|op| play.act(op));
         digest.borrow_mut().update(play.digest.finalize());

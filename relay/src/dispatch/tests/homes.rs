@@ -1,7 +1,9 @@
 //! Placement by cache: conversations go back to the worker that computed their last prompt.
 
 use super::harness::{Provider, settings, worker};
-use crate::dispatch::{Conversation, Event, Placement, RequestKey, RequestPlace, Settings, WorkerKey};
+use crate::dispatch::{
+    Conversation, Decision, Event, MoveReason, Placement, RequestKey, RequestPlace, Settings, WorkerKey,
+};
 
 const LONG: u64 = 1000;
 
@@ -135,22 +137,59 @@ fn lost_trust_moves_conversations() {
 
 #[test]
 fn home_survives_reconnect_of_its_process() {
-    let mut p = provider(Placement::Cache);
-    let join = |p: &mut Provider, key, instance: &str| {
-        let mut new = worker(key, &["m"], 4, false);
-        new.instance = Some(instance.into());
-        p.handle(Event::WorkerJoined(new));
-    };
-    join(&mut p, 1, "a");
-    join(&mut p, 2, "b");
-    assert_eq!(turn(&mut p, 1, 7, LONG), 1);
-    complete(&mut p, 1, 0);
+    let mut p = two_processes();
     p.lose(1, &[]);
     assert_eq!(p.dispatch.homes_len(), 1);
-    join(&mut p, 3, "a");
+    join_process(&mut p, 3, "a");
     p.submit(2, "m");
     p.complete(2);
     assert_eq!(turn(&mut p, 3, 7, LONG), 3);
+}
+
+/// Two worker processes; conversation 7 is at home at the first.
+fn two_processes() -> Provider {
+    let mut p = provider(Placement::Cache);
+    join_process(&mut p, 1, "a");
+    join_process(&mut p, 2, "b");
+    assert_eq!(turn(&mut p, 1, 7, LONG), 1);
+    complete(&mut p, 1, 0);
+    p
+}
+
+fn join_process(p: &mut Provider, key: u64, instance: &str) {
+    let mut new = worker(key, &["m"], 4, false);
+    new.instance = Some(instance.into());
+    p.handle(Event::WorkerJoined(new));
+}
+
+#[test]
+fn home_lost_before_reconnect_stays_lost() {
+    for is_joined_before_loss in [false, true] {
+        let mut p = two_processes();
+        p.models(1, &[]);
+        p.models(1, &["m"]);
+        if is_joined_before_loss {
+            join_process(&mut p, 3, "a");
+        }
+        p.lose(1, &[]);
+        if !is_joined_before_loss {
+            join_process(&mut p, 3, "a");
+        }
+        // Without a home it goes to the worker that was used least recently.
+        p.submit(2, "m");
+        p.complete(2);
+        assert_eq!([turn(&mut p, 3, 8, LONG), turn(&mut p, 4, 7, LONG)], [3, 2], "{is_joined_before_loss}");
+    }
+}
+
+#[test]
+fn older_link_ends_homes_of_its_process() {
+    let mut p = two_processes();
+    join_process(&mut p, 3, "a");
+    p.models(1, &[]);
+    p.submit(2, "m");
+    p.complete(2);
+    assert_eq!([turn(&mut p, 3, 8, LONG), turn(&mut p, 4, 7, LONG)], [3, 2]);
 }
 
 #[test]
@@ -161,6 +200,39 @@ fn home_ends_with_withdrawn_model() {
     p.models(1, &[]);
     p.models(1, &["m"]);
     assert_eq!(turn(&mut p, 2, 7, LONG), 2);
+}
+
+#[test]
+fn home_that_fails_the_model_is_gone() {
+    let mut p = two_workers(Placement::Cache);
+    assert_eq!(turn(&mut p, 1, 7, LONG), 1);
+    complete(&mut p, 1, 0);
+    p.models_failing(1, &["m"], &["m"]);
+    assert_eq!(turn(&mut p, 2, 7, LONG), 2);
+    assert_eq!(p.decision, Some(Decision::Moved(MoveReason::Gone)));
+}
+
+#[test]
+fn home_that_stays_silent_is_gone() {
+    let mut p = two_workers(Placement::Cache);
+    assert_eq!(turn(&mut p, 1, 7, LONG), 1);
+    p.silent(1);
+    assert_eq!(runs_at(&p, 1), 2);
+    assert_eq!(p.decision, Some(Decision::Moved(MoveReason::Gone)));
+}
+
+#[test]
+fn cached_tokens_after_change_of_placement_prove_nothing() {
+    let mut p = two_workers(Placement::Cache);
+    for key in [1, 2] {
+        assert_eq!(turn(&mut p, key, 7, LONG), 1);
+        begin(&mut p, key);
+    }
+    p.change(|settings| settings.placement = Placement::LeastLoad);
+    p.silent(2);
+    assert_eq!(runs_at(&p, 2), 2);
+    p.handle(Event::Completed { worker: WorkerKey(2), request: RequestKey(2), attempt: 2, cached: Some(0) });
+    assert_eq!(p.dispatch.worker(WorkerKey(2)).map(|worker| worker.trust), Some(1000));
 }
 
 #[test]
@@ -257,4 +329,16 @@ fn change_of_placement_applies_to_connected_workers() {
     assert_eq!([turn(&mut p, 1, 7, 10), turn(&mut p, 2, 7, 10), turn(&mut p, 3, 8, LONG)], [1, 1, 2]);
     p.change(|settings| settings.placement = Placement::LeastLoad);
     assert_eq!(turn(&mut p, 4, 7, 10), 2);
+}
+
+#[test]
+fn smaller_limit_applies_to_remembered_homes() {
+    let mut p = two_workers(Placement::Cache);
+    for key in 1..=4 {
+        turn(&mut p, key, key, LONG);
+        complete(&mut p, key, 0);
+    }
+    assert_eq!(p.dispatch.homes_len(), 4);
+    p.change(|settings| settings.max_homes = 0);
+    assert_eq!(p.dispatch.homes_len(), 0);
 }

@@ -9,6 +9,12 @@ use crate::settings::config::ProviderConfig;
 /// Separates this key from every other use of the secrets.
 const LABEL: &[u8] = b"modelrelay conversation key 1";
 
+/// Separates pseudonyms from every other use of this key.
+const PSEUDONYM_LABEL: &[u8] = b"modelrelay conversation pseudonym 1";
+
+/// The number of bytes of a pseudonym: enough that no two conversations share one.
+const PSEUDONYM_BYTES: usize = 16;
+
 /// A secret key of 128 bits. Without it, a client could construct a prompt that has another client's key.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct HashKey(u64, u64);
@@ -33,20 +39,65 @@ impl HashKey {
         Self::of_bytes(&bytes)
     }
 
+    /// Returns the name of a conversation for traces: an HMAC-SHA-256 of its key. A reader of traces cannot compute that key, nor
+    /// construct a prompt that has it.
+    pub fn pseudonym(self, conversation: u64) -> String {
+        let mut key = [0; 16];
+        key[..8].copy_from_slice(&self.0.to_le_bytes());
+        key[8..].copy_from_slice(&self.1.to_le_bytes());
+        let mac = mac(&key, &[PSEUDONYM_LABEL, &conversation.to_le_bytes()]);
+        mac[..PSEUDONYM_BYTES].iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
     /// Returns both halves.
     pub(super) fn halves(self) -> (u64, u64) {
         (self.0, self.1)
     }
 
     fn of_secret(secret: &Secret) -> Self {
-        let mac = Hmac::<Sha256>::new_from_slice(secret.expose().as_bytes());
-        let mut mac = mac.expect("HMAC accepts keys of any length");
-        mac.update(LABEL);
-        Self::of_bytes(&mac.finalize().into_bytes())
+        Self::of_bytes(&mac(secret.expose().as_bytes(), &[LABEL]))
     }
 
     fn of_bytes(bytes: &[u8]) -> Self {
         let half = |range: std::ops::Range<usize>| u64::from_le_bytes(bytes[range].try_into().expect("eight bytes"));
         Self(half(0..8), half(8..16))
+    }
+}
+
+fn mac(key: &[u8], parts: &[&[u8]]) -> [u8; 32] {
+    let mut mac = Hmac::<Sha256>::new_from_slice(key).expect("HMAC accepts keys of any length");
+    parts.iter().for_each(|part| mac.update(part));
+    mac.finalize().into_bytes().into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(secrets: &[&str]) -> HashKey {
+        let secrets: Vec<Secret> = secrets.iter().map(|secret| Secret::new(*secret)).collect();
+        HashKey::derive(&secrets).expect("a key")
+    }
+
+    #[test]
+    fn relays_with_same_secrets_share_pseudonyms() {
+        let pseudonym = key(&["a", "b"]).pseudonym(7);
+        assert_eq!(pseudonym, key(&["b", "", "a"]).pseudonym(7));
+        assert_ne!(pseudonym, key(&["a", "b"]).pseudonym(8));
+        assert_ne!(pseudonym, key(&["c"]).pseudonym(7));
+    }
+
+    #[test]
+    fn relays_without_secrets_have_different_pseudonyms() {
+        assert_ne!(HashKey::random().pseudonym(7), HashKey::random().pseudonym(7));
+    }
+
+    #[test]
+    fn pseudonym_does_not_contain_key_of_conversation() {
+        let conversation = 0x0123_4567_89ab_cdef_u64;
+        let text = key(&["a"]).pseudonym(conversation);
+        assert!(text.len() == 2 * PSEUDONYM_BYTES && text.bytes().all(|byte| byte.is_ascii_hexdigit()), "{text}");
+        let shown = [conversation, conversation.swap_bytes()].map(|number| format!("{number:016x}"));
+        assert!(shown.iter().all(|number| !text.contains(number)), "{text}");
     }
 }

@@ -5,9 +5,10 @@
 //! worker.
 
 mod models;
+mod pauses;
 
 use std::collections::{BTreeSet, HashMap};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -93,6 +94,7 @@ struct LinkState {
     reports: Lines,
     updates: Lines,
     pace: Updates,
+    homes_pace: Updates,
     heard_at: SystemTime,
     /// The duration of its last heartbeat, or of its registration before the first one.
     round_trip: Duration,
@@ -138,7 +140,8 @@ impl WorkerLink {
             gates_refused: Lines::of_nonsense(),
             reports: Lines::of_news(),
             updates: Lines::of_news(),
-            pace: Updates::default(),
+            pace: Updates::of_models(),
+            homes_pace: Updates::of_homes(),
             heard_at: SystemTime::now(),
             round_trip: info.round_trip,
             ws_ping: false,
@@ -175,7 +178,8 @@ impl WorkerLink {
             let flow = ReceiveWindow::new(window, self.info.max_unread_bytes.max(window));
             let flow = flow.with_round_trip(state.round_trip.max(SHORTEST_ROUND_TRIP));
             record.exchange.begin(attempt, Some((flow, CreditTarget { link: Arc::clone(self), stream })));
-            let text = record.core1_text(&request_id, stream, announced);
+            let conversation = record.conversation.filter(|_| self.info.homes1);
+            let text = record.core1_text(&request_id, stream, announced, conversation);
             let body = record.body.clone();
             state.outbox.push_request(stream, &request_id, text, body, self.info.request_window);
         } else {
@@ -403,22 +407,7 @@ impl WorkerLink {
         self.lock().updates.note(Instant::now())
     }
 
-    /// Records an update of its models. If updates come too often, reading pauses.
-    pub fn pace_update(&self) {
-        let pause = self.lock().pace.pause(Instant::now());
-        let millis = u32::try_from(pause.as_millis()).unwrap_or(u32::MAX);
-        self.read_pause_millis.fetch_max(millis, Ordering::Relaxed);
-    }
-
-    /// Returns how long reading must pause before the worker's next message; resets the pause.
-    pub fn take_read_pause(&self) -> Option<Duration> {
-        if self.read_pause_millis.load(Ordering::Relaxed) == 0 {
-            return None;
-        }
-        Some(Duration::from_millis(self.read_pause_millis.swap(0, Ordering::Relaxed).into()))
-    }
-
-    /// The same for gates.
+    /// The same for rejected gates.
     pub fn note_gates_refused(&self) -> Option<u64> {
         self.lock().gates_refused.note(Instant::now())
     }

@@ -1,6 +1,8 @@
-//! Limits on what a worker may cause: log lines and new lists of models.
+//! Limits on what a worker may cause: log lines, new lists of models and reports on homes.
 
 use std::time::{Duration, Instant};
+
+use modelrelay_protocol::limits::HOMES_INTERVAL;
 
 /// The interval between two log lines of one kind if a worker repeats invalid messages.
 const NONSENSE_LOGGED_EVERY: Duration = Duration::from_secs(60);
@@ -10,8 +12,12 @@ const NEWS_LOGGED_EVERY: Duration = Duration::from_secs(1);
 /// The interval between frequent updates of a worker's models. Each update delays all requests of its provider for a
 /// moment.
 const UPDATES_EVERY: Duration = Duration::from_millis(250);
+/// The same for reports on homes. A worker sends less than half as many, unless the network has delayed some.
+const HOMES_EVERY: Duration = Duration::from_millis(100);
 /// The number of updates that may come at once.
 const UPDATES_AT_ONCE: u32 = 8;
+
+const _: () = assert!(HOMES_INTERVAL.as_millis() > 2 * HOMES_EVERY.as_millis(), "our own worker must not be slowed");
 
 /// The time when a line of one kind was last logged, and the number of suppressed lines since.
 #[derive(Debug)]
@@ -43,19 +49,30 @@ impl Lines {
     }
 }
 
-/// The updates of a worker's models.
-#[derive(Debug, Default)]
+/// The updates of one kind that a worker sends.
+#[derive(Debug)]
 pub struct Updates {
+    every: Duration,
     /// The time by which all updates so far would have come at the allowed pace.
     paid_until: Option<Instant>,
 }
 
 impl Updates {
+    /// Limits updates of its models.
+    pub fn of_models() -> Self {
+        Self { every: UPDATES_EVERY, paid_until: None }
+    }
+
+    /// Limits reports on homes.
+    pub fn of_homes() -> Self {
+        Self { every: HOMES_EVERY, paid_until: None }
+    }
+
     /// Records one update. Returns how long the worker's next message must wait.
     pub fn pause(&mut self, now: Instant) -> Duration {
-        let paid_until = self.paid_until.map_or(now, |paid_until| paid_until.max(now)) + UPDATES_EVERY;
+        let paid_until = self.paid_until.map_or(now, |paid_until| paid_until.max(now)) + self.every;
         self.paid_until = Some(paid_until);
-        paid_until.saturating_duration_since(now).saturating_sub(UPDATES_EVERY * UPDATES_AT_ONCE)
+        paid_until.saturating_duration_since(now).saturating_sub(self.every * UPDATES_AT_ONCE)
     }
 }
 
@@ -72,7 +89,7 @@ mod tests {
 
     #[test]
     fn eight_updates_are_free_and_later_ones_wait() {
-        let (start, mut updates) = (Instant::now(), Updates::default());
+        let (start, mut updates) = (Instant::now(), Updates::of_models());
         for _ in 0..UPDATES_AT_ONCE {
             assert_eq!(updates.pause(start), Duration::ZERO);
         }

@@ -29,6 +29,8 @@ pub struct WorkerInfo {
     pub core1: bool,
     /// True if it has a multiplexer.
     pub slots1: bool,
+    /// True if it accepts keys of conversations, and reports those of other relays.
+    pub homes1: bool,
     /// The credential that admitted it.
     pub credential: Credential,
     /// The bytes of a request body that may be sent before it returns credit.

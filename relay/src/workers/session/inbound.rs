@@ -11,6 +11,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use modelrelay_protocol::error::{ApiError, ErrorKind};
 use modelrelay_protocol::frame::{self, BodyKind};
 use modelrelay_protocol::headers;
+use modelrelay_protocol::limits::MAX_HOMES_PER_MESSAGE;
 use modelrelay_protocol::message::{Parsed, Pong, ResponseComplete, ResponseStart, WorkerError, WorkerToRelay};
 use modelrelay_protocol::names::printable;
 use tracing::{debug, warn};
@@ -66,7 +67,14 @@ pub(super) fn handle_text(provider: &Arc<Provider>, link: &Arc<WorkerLink>, text
             debug!(worker = %link.info.name, reason, "worker requested its drain");
             provider.worker_requested_drain(link, drain.timeout_secs.map(Duration::from_secs));
         }
+        WorkerToRelay::Homes(homes) if link.info.homes1 => {
+            if homes.homes.len() > MAX_HOMES_PER_MESSAGE {
+                return Err("too many homes in one message");
+            }
+            provider.homes_reported(link, &homes);
+        }
         WorkerToRelay::Grant(_)
+        | WorkerToRelay::Homes(_)
         | WorkerToRelay::Drain(_)
         | WorkerToRelay::Slots(_)
         | WorkerToRelay::CommandResult(_) => {
@@ -193,6 +201,9 @@ fn response_complete(provider: &Arc<Provider>, link: &WorkerLink, mut complete: 
         }
     }
     held.record.progress().token_counts = complete.token_counts;
+    if let (Some(trace), Some(details)) = (&held.record.trace, &complete.details) {
+        trace.set_details(details);
+    }
     if let (Some(id), Some(instance)) = (register::accepted_id(complete.response_id.as_deref()), &link.info.instance) {
         let origin = Origin {
             provider: Arc::clone(&provider.name),

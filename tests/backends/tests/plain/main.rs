@@ -7,6 +7,7 @@
 mod death;
 mod engine;
 mod llama;
+mod placement;
 mod sleep;
 mod steps;
 mod vllm;

@@ -5,6 +5,7 @@ mod bodies;
 mod cancel;
 mod dialects;
 mod headers;
+mod homes;
 mod keep_alive;
 mod model_details;
 mod outliers;

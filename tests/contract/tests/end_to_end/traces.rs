@@ -2,6 +2,9 @@
 
 mod away;
 mod collector;
+mod conversations;
+mod details;
+mod metrics;
 
 use modelrelay_harness::client::Request;
 use modelrelay_harness::fake_backend::{Answer, FakeBackend};
@@ -296,8 +299,12 @@ async fn no_secret_is_exported() {
     let body = json!({"model": "m", "messages": [{"role": "user", "content": PLANTED[0]}]});
     let request = Request::post(&format!("/v1/chat/completions?key={}", PLANTED[3]), &body);
     let request = request.bearer(PLANTED[2]).header("traceparent", parent(TRACE, "01"));
-    exchange(&mut stack, request, &json!({"content": PLANTED[1]})).await;
-    collector.trace(TRACE, 4).await;
+    let message = json!({"role": "assistant", "content": PLANTED[1]});
+    let choices = json!([{"index": 0, "message": message, "finish_reason": "stop"}]);
+    exchange(&mut stack, request, &json!({"id": "chatcmpl-1", "model": "m", "choices": choices})).await;
+    let spans = collector.trace(TRACE, 4).await;
+    let server = only(&spans, "POST /v1/chat/completions");
+    assert_eq!(server.attribute("gen_ai.response.finish_reasons"), "stop", "the response was read");
     let broken = Request::new("POST", "/v1/chat/completions").body(format!("{{\"model\": \"m\", {}", PLANTED[0]));
     let broken = broken.bearer(PLANTED[2]).header("traceparent", parent(OTHER_TRACE, "01"));
     stack.relay.fetch(broken).await.with_status(400);

@@ -24,6 +24,7 @@ mod dashboard;
 mod first_byte;
 mod headers;
 mod health;
+mod homes;
 mod keys_secret;
 mod keys_secret_faults;
 mod kubernetes;

@@ -10,6 +10,7 @@ mod connect;
 mod credit;
 mod drain;
 mod forwarding;
+mod homes;
 mod links;
 mod memory;
 mod old_relay;

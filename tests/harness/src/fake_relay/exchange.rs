@@ -18,6 +18,8 @@ pub struct RequestSpec {
     body: Vec<u8>,
     window: Option<u64>,
     content_length: Option<u64>,
+    wants_details: bool,
+    conversation: Option<String>,
 }
 
 /// A request that was sent.
@@ -77,6 +79,8 @@ impl RequestSpec {
             body: Vec::new(),
             window: None,
             content_length: None,
+            wants_details: false,
+            conversation: None,
         }
     }
 
@@ -123,6 +127,24 @@ impl RequestSpec {
         Self { content_length: Some(content_length), ..self }
     }
 
+    /// Sets `wants_details`.
+    #[must_use]
+    pub fn wants_details(self) -> Self {
+        Self { wants_details: true, ..self }
+    }
+
+    /// Sets `conversation`.
+    #[must_use]
+    pub fn conversation(self, key: &str) -> Self {
+        Self { conversation: Some(key.to_owned()), ..self }
+    }
+
+    /// The length of its body.
+    #[must_use]
+    pub fn body_len(&self) -> usize {
+        self.body.len()
+    }
+
     fn message(&self, request: &SentRequest, core1: bool) -> Value {
         let mut message = json!({
             "type": "request",
@@ -143,6 +165,12 @@ impl RequestSpec {
         }
         if let Some(window) = self.window {
             message["window"] = json!(window);
+        }
+        if self.wants_details {
+            message["wants_details"] = json!(true);
+        }
+        if let Some(key) = &self.conversation {
+            message["conversation"] = json!(key);
         }
         message
     }

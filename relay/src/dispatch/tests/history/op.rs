@@ -1,7 +1,9 @@
 //! The events of a history, and their probabilities.
 
+mod busy;
 mod slots;
 
+use std::fmt::Debug;
 use std::time::Duration;
 
 use proptest::collection::vec;
@@ -27,6 +29,8 @@ pub(super) enum Op {
         allowed: Option<usize>,
         /// One of a few keys, and the percentage of the queue that it may fill.
         share: Option<(u8, u8)>,
+        /// One of a few for each model.
+        conversation: Option<u8>,
     },
     Cancel {
         request: usize,
@@ -41,6 +45,8 @@ pub(super) enum Op {
         failing: usize,
         /// The slots of its multiplexer, if it has one.
         slots: Option<Vec<Slot>>,
+        /// One of a few worker processes; `None`: one that does not name itself.
+        process: Option<u8>,
     },
     Lose {
         worker: usize,
@@ -77,6 +83,18 @@ pub(super) enum Op {
     },
     Complete {
         request: usize,
+        /// The share of the prompt that was cached, in permille.
+        cached: Option<u16>,
+    },
+    /// The prompt of a running request is computed.
+    Begin {
+        request: usize,
+    },
+    /// A worker reports conversations, by model and number, with their bytes, and its backlog for other relays.
+    Homes {
+        worker: usize,
+        homes: Vec<(usize, u8, u64)>,
+        backlog: u64,
     },
     /// The worker of a running request sends nothing.
     Silent {
@@ -114,16 +132,54 @@ pub(super) enum Op {
     },
 }
 
-fn op() -> impl Strategy<Value = Op> {
+/// The parts of a history that concern placement.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(super) enum Kind {
+    /// None.
+    Plain,
+    /// Requests have conversations, and both placements are used.
+    Placed,
+}
+
+impl Kind {
+    /// Draws an optional part of the placement. A plain history must draw nothing, because its effects are pinned.
+    fn draw<T: Clone + Debug + 'static>(self, part: impl Strategy<Value = T> + 'static) -> BoxedStrategy<Option<T>> {
+        match self {
+            Self::Plain => Just(None).boxed(),
+            Self::Placed => prop::option::weighted(0.8, part).boxed(),
+        }
+    }
+}
+
+fn op(kind: Kind) -> BoxedStrategy<Op> {
     let millis = prop::sample::select(vec![1, 10, 50, 100, 500, 1_000, 3_000]);
-    prop_oneof![
-        44 => of_a_request(),
-        31 => of_a_worker(),
-        1 => limits().prop_map(Op::Settings),
+    let op = prop_oneof![
+        44 => of_a_request(kind),
+        31 => of_a_worker(kind),
+        1 => limits(kind).prop_map(Op::Settings),
         1 => Just(Op::Pass { millis: 61_000 }),
         12 => millis.clone().prop_map(|millis| Op::Pass { millis }),
         1 => millis.prop_map(|millis| Op::Oversleep { millis }),
-    ]
+    ];
+    match kind {
+        Kind::Plain => op.boxed(),
+        Kind::Placed => prop_oneof![12 => op, 1 => begin(), 1 => homes()].boxed(),
+    }
+}
+
+fn begin() -> impl Strategy<Value = Op> {
+    any_index().prop_map(|request| Op::Begin { request })
+}
+
+fn homes() -> impl Strategy<Value = Op> {
+    let homes = vec((0..MODELS.len(), 0..CONVERSATIONS, 1..50_u64), 0..3);
+    let backlog = prop::sample::select(vec![0, 0, 10, 100]);
+    (any_index(), homes, backlog).prop_map(|(worker, homes, backlog)| Op::Homes { worker, homes, backlog })
+}
+
+/// The share of a prompt that was cached.
+fn cached() -> impl Strategy<Value = u16> {
+    prop::sample::select(vec![0, 500, 1000])
 }
 
 /// Selects among all existing objects.
@@ -131,20 +187,23 @@ fn any_index() -> std::ops::Range<usize> {
     0..64
 }
 
-fn of_a_request() -> impl Strategy<Value = Op> {
+fn of_a_request(kind: Kind) -> impl Strategy<Value = Op> {
     let pin = prop::option::weighted(0.1, any_index());
     let allowed = prop::option::weighted(0.2, 1..ALL_MODELS);
     let share = prop::option::of((0..3_u8, prop::sample::select(vec![1, 20, 50, 80, 100])));
-    let submit = (0..MODELS.len(), 1..50_u64, pin, prop::bool::weighted(0.15), allowed, share).prop_map(
-        |(model, bytes, pin, needs_core1, allowed, share)| Op::Submit {
+    let conversation = kind.draw(0..CONVERSATIONS);
+    let submit = (0..MODELS.len(), 1..50_u64, pin, prop::bool::weighted(0.15), allowed, share, conversation).prop_map(
+        |(model, bytes, pin, needs_core1, allowed, share, conversation)| Op::Submit {
             model,
             bytes,
             pin,
             needs_core1,
             allowed,
             share,
+            conversation,
         },
     );
+    let complete = (any_index(), kind.draw(cached())).prop_map(|(request, cached)| Op::Complete { request, cached });
     let reasons = [CancelReason::ClientDisconnect, CancelReason::SlowClient, CancelReason::Admin];
     let cancel = (any_index(), prop::sample::select(reasons.to_vec()))
         .prop_map(|(request, reason)| Op::Cancel { request, reason });
@@ -152,26 +211,26 @@ fn of_a_request() -> impl Strategy<Value = Op> {
         24 => submit,
         6 => cancel,
         5 => any_index().prop_map(|request| Op::Start { request }),
-        12 => any_index().prop_map(|request| Op::Complete { request }),
+        12 => complete,
         3 => any_index().prop_map(|request| Op::Silent { request }),
         10 => (any_index(), failure()).prop_map(|(request, failure)| Op::Fail { request, failure }),
     ]
 }
 
-fn of_a_worker() -> impl Strategy<Value = Op> {
+fn of_a_worker(kind: Kind) -> impl Strategy<Value = Op> {
     let multiplexer = prop::option::weighted(0.5, slots::slots());
     // May include models that are not advertised.
     let failing = prop_oneof![2 => Just(0), 1 => 1..ALL_MODELS];
-    let join = (1..ALL_MODELS, 1..4_u32, 0..2_u32, any::<bool>(), failing.clone(), multiplexer).prop_map(
-        |(models, max_concurrent, load, core1, failing, slots)| Op::Join {
+    let join = (1..ALL_MODELS, 1..4_u32, 0..2_u32, any::<bool>(), failing.clone(), multiplexer, kind.draw(0..3_u8))
+        .prop_map(|(models, max_concurrent, load, core1, failing, slots, process)| Op::Join {
             models,
             max_concurrent,
             load,
             core1,
             failing,
             slots,
-        },
-    );
+            process,
+        });
     let causes = [LossCause::Disconnected, LossCause::HeartbeatTimeout];
     let lose =
         (any_index(), prop::sample::select(causes.to_vec())).prop_map(|(worker, cause)| Op::Lose { worker, cause });
@@ -211,7 +270,7 @@ fn failure() -> impl Strategy<Value = AttemptFailure> {
 }
 
 /// Timeouts so short that many come due, and so round that many come due together.
-fn limits() -> impl Strategy<Value = Settings> {
+fn limits(kind: Kind) -> impl Strategy<Value = Settings> {
     let seconds = |choices: &[u64]| {
         let choices: Vec<_> = choices.iter().map(|secs| Duration::from_secs(*secs)).collect();
         prop::sample::select(choices)
@@ -225,18 +284,21 @@ fn limits() -> impl Strategy<Value = Settings> {
         prop::option::of(seconds(&[1, 3, 10])),
         any::<bool>(),
         seconds(&[1, 2, 4, 10, 60]),
+        kind.draw(prop::sample::select(vec![0, 1, 2, 3, 10, 10, 100])),
     )
-        .prop_map(|(enabled, max_queue_len, max_queue_bytes, queue, absent, cold, declared, request)| Settings {
-            enabled,
-            max_queue_len,
-            max_queue_bytes,
-            queue_timeout: queue,
-            absent_timeout: absent,
-            cold_timeout: cold,
-            cold_models: declared.then(|| MODELS[0].into()).into_iter().collect(),
-            request_timeout: request,
-            placement: Placement::LeastLoad,
-            max_homes: 100,
+        .prop_map(|(enabled, max_queue_len, max_queue_bytes, queue, absent, cold, declared, request, homes)| {
+            Settings {
+                enabled,
+                max_queue_len,
+                max_queue_bytes,
+                queue_timeout: queue,
+                absent_timeout: absent,
+                cold_timeout: cold,
+                cold_models: declared.then(|| MODELS[0].into()).into_iter().collect(),
+                request_timeout: request,
+                placement: if homes.is_some() { Placement::Cache } else { Placement::LeastLoad },
+                max_homes: homes.unwrap_or(100),
+            }
         })
 }
 
@@ -250,9 +312,16 @@ fn last_acts() -> impl Strategy<Value = Vec<Op>> {
     ]
 }
 
-pub(super) fn history() -> impl Strategy<Value = (Settings, Vec<Op>)> {
-    let halves = (vec(op(), SHORTEST..LONGEST), last_acts(), vec(op(), 0..40));
-    (limits(), halves).prop_map(|(limits, (mut ops, acts, rest))| {
+pub(super) fn history(kind: Kind) -> BoxedStrategy<(Settings, Vec<Op>)> {
+    match kind {
+        Kind::Plain => any_history(kind).boxed(),
+        Kind::Placed => prop_oneof![3 => any_history(kind), 1 => busy::history()].boxed(),
+    }
+}
+
+fn any_history(kind: Kind) -> impl Strategy<Value = (Settings, Vec<Op>)> {
+    let halves = (vec(op(kind), SHORTEST..LONGEST), last_acts(), vec(op(kind), 0..40));
+    (limits(kind), halves).prop_map(|(limits, (mut ops, acts, rest))| {
         for act in acts {
             ops.push(act);
             ops.extend(rest.iter().cloned());
@@ -263,6 +332,9 @@ pub(super) fn history() -> impl Strategy<Value = (Settings, Vec<Op>)> {
 
 /// The last one is never the id of a slot's model.
 pub(super) const MODELS: [&str; 4] = ["a", "b", "c", "z"];
+
+/// The number of conversations for each model.
+const CONVERSATIONS: u8 = 3;
 
 /// Every subset of them, as a mask.
 const ALL_MODELS: usize = 1 << MODELS.len();

@@ -2,20 +2,22 @@
 //! time passes. Slow, and independent of everything that makes the core fast.
 
 mod events;
+mod homes;
 mod multiplexer;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+pub(super) use self::homes::process;
+use self::homes::{Homes, changes_servers};
 use self::multiplexer::{Choice, Multiplexer};
 use crate::dispatch::{
-    CancelReason, Decision, Effect, Event, Failure, Grant, Model, NewRequest, NewWorker, RequestKey, Settings,
-    WorkerKey,
+    CancelReason, Effect, Event, Failure, Grant, Model, NewRequest, NewWorker, RequestKey, Settings, WorkerKey,
 };
 
 pub(super) struct Reference {
     pub(super) now: Duration,
-    settings: Settings,
+    pub(super) settings: Settings,
     deleted: bool,
     shutting_down: bool,
     pub(super) requests: BTreeMap<RequestKey, Request>,
@@ -26,11 +28,16 @@ pub(super) struct Reference {
     passed_over: BTreeMap<Model, WorkerKey>,
     /// The multiplexer whose slots this event was about.
     just_notified: Option<WorkerKey>,
+    homes: Homes,
+    /// The requests that this event put back into the queue.
+    requeued: BTreeSet<RequestKey>,
+    /// The order in which the core sends requests, where two orders are right.
+    order: Option<Vec<RequestKey>>,
     out: Vec<Effect>,
 }
 
 pub(super) struct Request {
-    new: NewRequest,
+    pub(super) new: NewRequest,
     limits: Settings,
     arrived: Duration,
     /// The time when this wait began.
@@ -44,13 +51,21 @@ pub(super) struct Request {
     /// True if its worker has sent a grant since the attempt.
     granted_since: bool,
     failed_on: BTreeSet<WorkerKey>,
+    /// The same with those that are forgiven, as they were when it last failed.
+    failures: BTreeSet<(WorkerKey, u64)>,
     silent: BTreeSet<WorkerKey>,
     trouble: Option<Failure>,
     pub(super) worker: Option<WorkerKey>,
+    /// The bytes of its prompt believed to be in its worker's cache.
+    believed: u64,
+    /// The bytes that its worker has yet to compute.
+    cost: u64,
+    /// The number of requests that were sent before it although they came later.
+    pub(super) overtaken: u32,
 }
 
 pub(super) struct Worker {
-    new: NewWorker,
+    pub(super) new: NewWorker,
     pub(super) models: BTreeSet<Model>,
     failing: BTreeSet<Model>,
     foreign: u32,
@@ -60,6 +75,12 @@ pub(super) struct Worker {
     is_idle_reported: bool,
     turn: u64,
     multiplexer: Option<Multiplexer>,
+    announcements: u64,
+    /// The last announcement of each model.
+    announced: BTreeMap<Model, u64>,
+    /// In permille.
+    pub(super) trust: u64,
+    backlog_of_others: u64,
 }
 
 impl Reference {
@@ -75,6 +96,9 @@ impl Reference {
             choices: BTreeMap::new(),
             passed_over: BTreeMap::new(),
             just_notified: None,
+            homes: Homes::default(),
+            requeued: BTreeSet::new(),
+            order: None,
             out: Vec::new(),
         }
     }
@@ -87,12 +111,17 @@ impl Reference {
         self.now += time;
     }
 
-    /// Returns the effects that were due before the event, and the event's own.
-    pub(super) fn handle(&mut self, event: Event) -> (Vec<Effect>, Vec<Effect>) {
+    /// Returns the effects that were due before the event, and the event's own. `order` is that of the core's effects.
+    pub(super) fn handle(&mut self, event: Event, order: &[Effect]) -> (Vec<Effect>, Vec<Effect>) {
         self.expire();
         let due = std::mem::take(&mut self.out);
+        let (changes_servers, had_failing) = (changes_servers(&event), self.has_failing());
         self.apply(event);
+        if changes_servers && (had_failing || self.has_failing()) {
+            self.order = Some(order.iter().filter_map(sent).collect());
+        }
         self.settle();
+        (self.order, self.requeued) = (None, BTreeSet::new());
         self.expire();
         self.choose();
         (due, std::mem::take(&mut self.out))
@@ -174,7 +203,7 @@ impl Reference {
         self.own(key) + others
     }
 
-    fn has_room(&self, key: WorkerKey, model: &Model) -> bool {
+    pub(super) fn has_room(&self, key: WorkerKey, model: &Model) -> bool {
         let worker = &self.workers[&key];
         if worker.draining {
             false
@@ -188,7 +217,7 @@ impl Reference {
     }
 
     /// True if the worker could serve the request, with or without room.
-    fn could_serve(&self, key: WorkerKey, request: RequestKey) -> bool {
+    pub(super) fn could_serve(&self, key: WorkerKey, request: RequestKey) -> bool {
         let (worker, request) = (&self.workers[&key], &self.requests[&request]);
         !worker.draining
             && worker.models.contains(&request.new.model)
@@ -199,7 +228,7 @@ impl Reference {
     }
 
     /// True if the worker fails the request's model, and another one serves it without failing.
-    fn passes_over(&self, key: WorkerKey, request: RequestKey) -> bool {
+    pub(super) fn passes_over(&self, key: WorkerKey, request: RequestKey) -> bool {
         self.passes_over_except(key, request, &BTreeSet::new())
     }
 
@@ -235,12 +264,13 @@ impl Reference {
 
     fn best_except(&self, request: RequestKey, except: &BTreeSet<WorkerKey>) -> Option<WorkerKey> {
         let model = &self.requests[&request].new.model;
-        self.workers
-            .iter()
-            .filter(|(key, _)| self.could_serve(**key, request) && self.has_room(**key, model))
-            .filter(|(key, _)| !except.contains(key) && !self.passes_over_except(**key, request, except))
-            .min_by_key(|(key, worker)| (self.load(**key, model), worker.turn, **key))
-            .map(|(key, _)| *key)
+        let able = self
+            .workers
+            .keys()
+            .copied()
+            .filter(|key| self.could_serve(*key, request) && self.has_room(*key, model))
+            .filter(|key| !except.contains(key) && !self.passes_over_except(*key, request, except));
+        self.best_of(request, &able.collect::<Vec<_>>())
     }
 
     fn is_warm(&self, request: RequestKey) -> bool {
@@ -252,9 +282,7 @@ impl Reference {
     /// Matches requests and workers, oldest first, and ends requests that cannot be served.
     fn settle(&mut self) {
         for key in self.queued().collect::<Vec<_>>() {
-            if let Some(worker) = self.best_for(key) {
-                self.send(key, worker);
-            }
+            self.place(key);
         }
         for key in self.queued().collect::<Vec<_>>() {
             if let Some(failure) = self.unservable(key) {
@@ -270,6 +298,25 @@ impl Reference {
         for worker in idle {
             self.workers.get_mut(&worker).unwrap().is_idle_reported = true;
             self.out.push(Effect::DrainedIdle { worker });
+        }
+    }
+
+    /// Sends a waiting request to the best worker, after those at home there that may overtake it.
+    fn place(&mut self, key: RequestKey) {
+        while self.requests[&key].worker.is_none()
+            && let Some(worker) = self.best_for(key)
+        {
+            let is_overtaken = |(first, _): &(RequestKey, Vec<RequestKey>)| {
+                let Some(order) = &self.order else { return true };
+                let place = |key| order.iter().position(|sent| *sent == key).unwrap_or(usize::MAX);
+                place(*first) < place(key)
+            };
+            let Some((first, overtaken)) = self.overtaker(key, worker).filter(is_overtaken) else {
+                self.send(key, worker);
+                return;
+            };
+            overtaken.into_iter().for_each(|key| self.request(key).overtaken += 1);
+            self.send(first, worker);
         }
     }
 
@@ -298,13 +345,14 @@ impl Reference {
     fn send(&mut self, key: RequestKey, worker: WorkerKey) {
         self.turn += 1;
         self.workers.get_mut(&worker).unwrap().turn = self.turn;
+        let decision = self.note_send(key, worker);
         let now = self.now;
         let request = self.request(key);
         request.attempts += 1;
         request.granted_since = false;
         request.worker = Some(worker);
         let (attempt, waited) = (request.attempts, now - request.since);
-        self.out.push(Effect::Send { worker, request: key, attempt, waited, decision: Decision::LeastLoad });
+        self.out.push(Effect::Send { worker, request: key, attempt, waited, decision });
     }
 
     fn fail(&mut self, key: RequestKey, failure: Failure) {
@@ -365,6 +413,10 @@ impl Reference {
         self.workers.get_mut(&worker).unwrap().taken_back += 1;
         self.out.push(Effect::CancelSent { worker, request: key, attempt, reason });
     }
+}
+
+fn sent(effect: &Effect) -> Option<RequestKey> {
+    if let Effect::Send { request, .. } = effect { Some(*request) } else { None }
 }
 
 impl Request {

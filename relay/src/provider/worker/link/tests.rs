@@ -16,6 +16,7 @@ fn link() -> Arc<WorkerLink> {
         address: IpAddr::from([127, 0, 0, 1]),
         core1: true,
         slots1: false,
+        homes1: false,
         credential: crate::settings::worker_credential::Credential::Secret([0; 32]),
         request_window: 10,
         round_trip: Duration::from_millis(1),

@@ -27,8 +27,15 @@ impl Reference {
             }
             Event::GatesSet { worker, sums, gates } => self.set_gates(worker, sums, gates),
             Event::SlotsReported { worker, slots } => self.set_slots(worker, slots),
-            Event::Completed { worker, request, attempt, .. } => {
+            Event::Begun { worker, request, attempt } => {
                 if self.is_current(worker, request, attempt) {
+                    self.request(request).cost = 0;
+                }
+            }
+            Event::HomesReported { worker, homes, backlog } => self.report_homes(worker, &homes, backlog),
+            Event::Completed { worker, request, attempt, cached } => {
+                if self.is_current(worker, request, attempt) {
+                    self.note_cached(worker, request, cached);
                     self.requests.remove(&request);
                     self.out.push(Effect::Finished { request, worker, attempt });
                 }
@@ -48,6 +55,7 @@ impl Reference {
             Event::WorkerDraining { worker } => self.drain(worker),
             Event::SettingsChanged(settings) => {
                 self.settings = settings;
+                self.homes.limit(self.settings.max_homes);
                 if !self.settings.enabled {
                     self.fail_queued(&Failure::Disabled);
                 }
@@ -66,7 +74,7 @@ impl Reference {
                     self.fail(key, Failure::Draining);
                 }
             }
-            Event::Begun { .. } | Event::HomesReported { .. } | Event::Tick => {}
+            Event::Tick => {}
         }
     }
 
@@ -75,7 +83,9 @@ impl Reference {
             LossCause::Disconnected => RequeueReason::WorkerLost,
             LossCause::HeartbeatTimeout => RequeueReason::HeartbeatTimeout,
         };
-        self.workers.remove(&worker);
+        if let Some(lost) = self.workers.remove(&worker) {
+            self.note_left(&lost);
+        }
         for key in self.running_on(worker).collect::<Vec<_>>() {
             if started.contains(&key) {
                 self.requests.remove(&key);
@@ -93,12 +103,17 @@ impl Reference {
         let Some(known) = self.workers.get_mut(&worker) else {
             return;
         };
-        known.models = models.into_iter().collect();
+        let before = std::mem::replace(&mut known.models, models.into_iter().collect());
+        known.announced.clear();
+        known.announce(known.models.clone());
         known.failing = failing.into_iter().collect();
         for request in self.requests.values_mut() {
             if known.models.contains(&request.new.model) {
                 request.failed_on.remove(&worker);
             }
+        }
+        if before.iter().any(|model| !known.models.contains(model)) {
+            self.lose_caches(worker, None);
         }
     }
 
@@ -123,9 +138,13 @@ impl Reference {
                 attempts: 0,
                 granted_since: false,
                 failed_on: BTreeSet::new(),
+                failures: BTreeSet::new(),
                 silent: BTreeSet::new(),
                 trouble: None,
                 worker: None,
+                believed: 0,
+                cost: 0,
+                overtaken: 0,
             },
         );
         let refused = if self.deleted {
@@ -181,6 +200,7 @@ impl Reference {
     }
 
     fn join(&mut self, new: NewWorker) {
+        self.note_joined(&new);
         let worker = Worker {
             models: new.models.iter().cloned().collect(),
             failing: new.failing.iter().cloned().collect(),
@@ -191,6 +211,10 @@ impl Reference {
             is_idle_reported: false,
             turn: 0,
             multiplexer: new.multiplexer.clone().map(|new| Multiplexer::new(new, self.now)),
+            announcements: 0,
+            announced: new.models.iter().map(|model| (model.clone(), 0)).collect(),
+            trust: 1000,
+            backlog_of_others: 0,
             new,
         };
         self.workers.insert(worker.new.key, worker);
@@ -251,6 +275,8 @@ impl Reference {
         let request = self.request(key);
         request.worker = None;
         request.since = now;
+        self.requeued.insert(key);
+        let request = &self.requests[&key];
         let attempt = request.attempts;
         self.out.push(Effect::Requeued { request: key, reason, attempt });
     }
@@ -286,10 +312,12 @@ impl Reference {
                 // A worker that has closed the gate since will be ready again before it receives requests.
                 let is_shut = multiplexer.is_some_and(|multiplexer| multiplexer.gate(&model).is_none());
                 let request = self.request(key);
+                request.trouble = Some(failure.clone());
                 if !is_shut {
                     request.failed_on.insert(worker);
+                    self.note_failure(worker, key);
                 }
-                request.trouble = Some(failure.clone());
+                let request = self.request(key);
                 if request.requeues == 3 || request.new.pin.is_some() {
                     self.fail(key, failure);
                 } else {
@@ -302,6 +330,8 @@ impl Reference {
                 let request = self.request(key);
                 request.failed_on.insert(worker);
                 request.trouble = Some(failure.clone());
+                self.note_failure(worker, key);
+                let request = &self.requests[&key];
                 let pinned = request.new.pin.is_some();
                 let untried = self.workers.keys().any(|worker| self.could_serve(*worker, key));
                 if pinned || !untried {
@@ -324,6 +354,7 @@ impl Reference {
         request.requeues += 1;
         request.silent.insert(worker);
         self.requeue(key, RequeueReason::FirstByteTimeout);
+        self.requeued.clear();
         self.send(key, to);
     }
 

@@ -195,6 +195,11 @@ impl Reference {
         for request in self.requests.values_mut().filter(|request| turned(&request.new.model)) {
             request.failed_on.remove(&worker);
         }
+        let turned: BTreeSet<_> = known.models.iter().filter(|model| turned(model)).cloned().collect();
+        if !turned.is_empty() {
+            known.announce(turned.clone());
+            self.lose_caches(worker, Some(turned));
+        }
     }
 
     pub(super) fn set_slots(&mut self, worker: WorkerKey, slots: Vec<Slot>) {

@@ -1,0 +1,65 @@
+//! A history with few, small workers and a long queue that is served quickly: requests overtake each other.
+
+use std::time::Duration;
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+use super::{CONVERSATIONS, Op, any_index, begin, cached};
+use crate::dispatch::{CancelReason, Placement, Settings};
+
+pub(super) fn history() -> impl Strategy<Value = (Settings, Vec<Op>)> {
+    let joins = vec(join(), 2..4);
+    (prop::sample::select(vec![2, 10, 100]), joins, vec(op(), 60..240)).prop_map(|(max_homes, mut ops, rest)| {
+        ops.extend(rest);
+        let long = Duration::from_secs(300);
+        let settings = Settings {
+            enabled: true,
+            max_queue_len: 40,
+            max_queue_bytes: 10_000,
+            queue_timeout: long,
+            absent_timeout: None,
+            cold_timeout: None,
+            cold_models: Default::default(),
+            request_timeout: long,
+            placement: Placement::Cache,
+            max_homes,
+        };
+        (settings, ops)
+    })
+}
+
+fn join() -> impl Strategy<Value = Op> {
+    (1..3_u32, 0..3_u8).prop_map(|(max_concurrent, process)| Op::Join {
+        models: 1,
+        max_concurrent,
+        load: 0,
+        core1: false,
+        failing: 0,
+        slots: None,
+        process: Some(process),
+    })
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let conversation = prop::option::weighted(0.9, 0..CONVERSATIONS);
+    let submit = (1..50_u64, conversation).prop_map(|(bytes, conversation)| Op::Submit {
+        model: 0,
+        bytes,
+        pin: None,
+        needs_core1: false,
+        allowed: None,
+        share: None,
+        conversation,
+    });
+    let complete =
+        (any_index(), prop::option::of(cached())).prop_map(|(request, cached)| Op::Complete { request, cached });
+    let reason = CancelReason::ClientDisconnect;
+    prop_oneof![
+        24 => submit,
+        20 => complete,
+        6 => begin(),
+        1 => any_index().prop_map(move |request| Op::Cancel { request, reason }),
+        1 => Just(Op::Pass { millis: 100 }),
+    ]
+}

@@ -1,0 +1,302 @@
+//! Placement by cache again, as plainly as possible: each loss of a cache is listed, sums are taken over all requests.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{Reference, Request, Worker};
+use crate::dispatch::{
+    AttemptFailure, Conversation, Decision, Event, Model, MoveReason, NewRequest, NewWorker, Placement, RequestKey,
+    WorkerKey,
+};
+
+/// The homes of conversations, and the caches that were lost.
+#[derive(Default)]
+pub(super) struct Homes {
+    /// Those recorded since the older ones were complete, and the older ones.
+    young: Vec<Home>,
+    old: Vec<Home>,
+    /// The newest connection of each process.
+    newest: BTreeMap<String, WorkerKey>,
+    losses: Vec<Loss>,
+    /// Homes before it are void at processes that join.
+    lost: u64,
+}
+
+struct Home {
+    conversation: Conversation,
+    process: String,
+    bytes: u64,
+    turn: u64,
+}
+
+/// A process lost its cache, of one model or of all.
+struct Loss {
+    process: String,
+    model: Option<Model>,
+    turn: u64,
+}
+
+impl Homes {
+    fn find(&self, conversation: Conversation) -> Option<&Home> {
+        self.young.iter().chain(&self.old).find(|home| home.conversation == conversation)
+    }
+
+    fn set(&mut self, home: Home, max: usize) {
+        if max == 0 {
+            return;
+        }
+        for generation in [&mut self.young, &mut self.old] {
+            generation.retain(|old| old.conversation != home.conversation);
+        }
+        self.young.push(home);
+        self.limit(max);
+    }
+
+    /// Each generation has at most half of the limit, rounded up.
+    pub(super) fn limit(&mut self, max: usize) {
+        let half = max.div_ceil(2);
+        for generation in [&mut self.young, &mut self.old] {
+            if generation.len() > half {
+                generation.clear();
+            }
+        }
+        if self.young.len() == half {
+            self.old = std::mem::take(&mut self.young);
+        }
+    }
+
+    fn last_loss(&self, process: &str) -> u64 {
+        let losses = self.losses.iter().filter(|loss| loss.process == process);
+        losses.map(|loss| loss.turn).max().unwrap_or(0)
+    }
+}
+
+/// The process of a connection; one that is not named has only this connection.
+pub(in super::super) fn process(new: &NewWorker) -> String {
+    new.instance.as_ref().map_or_else(|| format!("connection {}", new.key.0), ToString::to_string)
+}
+
+impl Reference {
+    fn places_by_cache(&self) -> bool {
+        self.settings.placement == Placement::Cache
+    }
+
+    pub(in super::super) fn homes_len(&self) -> usize {
+        self.homes.young.len() + self.homes.old.len()
+    }
+
+    /// Returns the bytes that a worker has yet to compute.
+    pub(in super::super) fn backlog(&self, key: WorkerKey) -> u64 {
+        let own: u64 = self.running_on(key).map(|request| self.requests[&request].cost).sum();
+        own + self.workers[&key].backlog_of_others
+    }
+
+    fn expected(&self, key: WorkerKey, believed: u64) -> u64 {
+        believed * self.workers[&key].trust / 1000
+    }
+
+    /// Returns the connection to the process of a request's home, and the bytes believed to be there.
+    fn home_of(&self, new: &NewRequest) -> Option<(WorkerKey, u64)> {
+        let home = self.homes.find(new.conversation.filter(|_| new.pin.is_none())?)?;
+        let worker = *self.homes.newest.get(&home.process)?;
+        let voids = |loss: &Loss| {
+            loss.process == home.process
+                && loss.turn > home.turn
+                && loss.model.as_ref().is_none_or(|model| *model == new.model)
+        };
+        (!self.homes.losses.iter().any(voids)).then(|| (worker, home.bytes.min(new.bytes)))
+    }
+
+    /// Returns the best of the workers that may be sent a request.
+    pub(super) fn best_of(&self, request: RequestKey, able: &[WorkerKey]) -> Option<WorkerKey> {
+        let new = &self.requests[&request].new;
+        let by_cache = self.places_by_cache() && new.conversation.is_some();
+        let rank = |key: &WorkerKey| {
+            let backlog = if by_cache { self.backlog(*key) } else { 0 };
+            (backlog, self.load(*key, &new.model), self.workers[key].turn, *key)
+        };
+        let best = able.iter().copied().min_by_key(rank)?;
+        let Some((home, believed)) = self.home_of(new).filter(|(home, _)| able.contains(home)) else {
+            return Some(best);
+        };
+        let stays = if self.places_by_cache() {
+            self.backlog(home) <= self.backlog(best) + self.expected(home, believed)
+        } else {
+            self.load(home, &new.model) == self.load(best, &new.model)
+        };
+        Some(if stays { home } else { best })
+    }
+
+    fn decision(&self, key: RequestKey, to: WorkerKey) -> (Decision, u64) {
+        let request = &self.requests[&key];
+        let new = &request.new;
+        let Some(conversation) = new.conversation.filter(|_| new.pin.is_none()) else {
+            return (Decision::LeastLoad, 0);
+        };
+        if self.homes.find(conversation).is_none() {
+            return (Decision::New, 0);
+        }
+        let Some((home, believed)) = self.home_of(new) else {
+            return (Decision::Moved(MoveReason::Gone), 0);
+        };
+        if home == to {
+            return (Decision::Home, believed);
+        }
+        let can_serve = self.could_serve(home, key) && !request.silent.contains(&home) && !self.passes_over(home, key);
+        let reason = if !can_serve {
+            MoveReason::Gone
+        } else if !self.has_room(home, &new.model) {
+            MoveReason::Busy
+        } else if !self.places_by_cache() {
+            MoveReason::Load
+        } else if self.backlog(home) <= self.backlog(to) + believed {
+            MoveReason::Distrust
+        } else {
+            MoveReason::Backlog
+        };
+        (Decision::Moved(reason), 0)
+    }
+
+    /// Decides and records where a conversation is from now on.
+    pub(super) fn note_send(&mut self, key: RequestKey, to: WorkerKey) -> Decision {
+        let (decision, believed) = self.decision(key, to);
+        let by_cache = self.places_by_cache();
+        let expected = self.expected(to, believed);
+        let request = self.request(key);
+        request.believed = if by_cache { believed } else { 0 };
+        request.cost = if by_cache { request.new.bytes - expected } else { 0 };
+        let (conversation, bytes) = (request.new.conversation.filter(|_| request.new.pin.is_none()), request.new.bytes);
+        if let Some(conversation) = conversation {
+            self.set_home(conversation, to, bytes);
+        }
+        decision
+    }
+
+    fn set_home(&mut self, conversation: Conversation, worker: WorkerKey, bytes: u64) {
+        let process = process(&self.workers[&worker].new);
+        let home = Home { conversation, process, bytes, turn: self.turn };
+        self.homes.set(home, self.settings.max_homes);
+    }
+
+    pub(super) fn report_homes(&mut self, worker: WorkerKey, homes: &[(Conversation, u64)], backlog: u64) {
+        self.workers.get_mut(&worker).unwrap().backlog_of_others = backlog;
+        homes.iter().for_each(|(conversation, bytes)| self.set_home(*conversation, worker, *bytes));
+    }
+
+    pub(super) fn note_cached(&mut self, worker: WorkerKey, request: RequestKey, cached: Option<u16>) {
+        let Request { believed, new, .. } = &self.requests[&request];
+        if let Some(cached) = cached.filter(|_| *believed > 0) {
+            let found = (new.bytes * u64::from(cached) / believed).min(1000);
+            let worker = self.workers.get_mut(&worker).unwrap();
+            worker.trust = (7 * worker.trust + found).div_ceil(8);
+        }
+    }
+
+    pub(super) fn note_joined(&mut self, new: &NewWorker) {
+        self.turn += 1;
+        let process = process(new);
+        // While its connection was down, a multiplexer may have swapped models.
+        let turn = if new.multiplexer.is_some() { self.turn } else { self.homes.lost };
+        self.homes.losses.push(Loss { process: process.clone(), model: None, turn });
+        self.homes.newest.insert(process, new.key);
+    }
+
+    pub(super) fn note_left(&mut self, worker: &Worker) {
+        let process = process(&worker.new);
+        if self.homes.newest.get(&process) == Some(&worker.new.key) {
+            self.homes.newest.remove(&process);
+            if worker.multiplexer.is_none() {
+                self.homes.lost = self.homes.lost.max(self.homes.last_loss(&process));
+            }
+        }
+    }
+
+    /// The caches of models are lost, or of all.
+    pub(super) fn lose_caches(&mut self, worker: WorkerKey, models: Option<BTreeSet<Model>>) {
+        self.turn += 1;
+        let process = process(&self.workers[&worker].new);
+        if !self.homes.newest.contains_key(&process) {
+            self.homes.lost = self.turn;
+        }
+        let models = models.map_or_else(|| vec![None], |models| models.into_iter().map(Some).collect());
+        let loss = |model| Loss { process: process.clone(), model, turn: self.turn };
+        self.homes.losses.extend(models.into_iter().map(loss).collect::<Vec<_>>());
+    }
+
+    /// Returns the request that goes to a worker instead of the oldest that it can serve, and those before it.
+    pub(super) fn overtaker(&self, oldest: RequestKey, worker: WorkerKey) -> Option<(RequestKey, Vec<RequestKey>)> {
+        let new = &self.requests[&oldest].new;
+        // A request that was just requeued is placed before the slot that it left.
+        if !self.places_by_cache() || new.pin.is_some() || self.requeued.contains(&oldest) {
+            return None;
+        }
+        let concerns = |key: &RequestKey| {
+            let new = &self.requests[key].new;
+            new.pin.map_or_else(|| self.workers[&worker].models.contains(&new.model), |pin| pin == worker)
+        };
+        let (lane, others): (Vec<_>, Vec<_>) = self.queued().partition(|key| self.is_same_lane(oldest, *key));
+        let beside = others.into_iter().filter(concerns);
+        let limit = beside.chain(self.requeued.iter().copied().filter(|key| *key > oldest)).min();
+        let lane = lane.into_iter().take(16).filter(|key| limit.is_none_or(|limit| *key < limit));
+        let (mut before, mut at_home) = (Vec::new(), None);
+        for key in lane {
+            let home = self.home_of(&self.requests[&key].new);
+            if home.is_some_and(|(home, believed)| home == worker && self.expected(home, believed) > 0) {
+                at_home = Some(key);
+                break;
+            }
+            before.push(key);
+        }
+        let is_patient = before.iter().all(|key| self.requests[key].overtaken < 8);
+        at_home.filter(|_| is_patient && !before.is_empty()).map(|key| (key, before))
+    }
+
+    fn is_same_lane(&self, one: RequestKey, other: RequestKey) -> bool {
+        let lane = |key| {
+            let Request { new, failures, .. } = &self.requests[&key];
+            (&new.model, new.pin, new.needs_core1, &new.allowed, failures)
+        };
+        lane(one) == lane(other)
+    }
+
+    /// Records that a worker failed a request; failures before its last announcement of the model are dropped.
+    pub(super) fn note_failure(&mut self, worker: WorkerKey, request: RequestKey) {
+        let model = self.requests[&request].new.model.clone();
+        let announced = |key: &WorkerKey| {
+            let worker = self.workers.get(key)?;
+            Some(*worker.announced.get(&model).unwrap_or(&worker.announcements))
+        };
+        let failures = self.requests[&request].failures.iter().copied();
+        let known = failures.filter(|(key, at)| announced(key) == Some(*at));
+        let new = announced(&worker).map(|at| (worker, at));
+        let failures = known.chain(new).collect();
+        self.request(request).failures = failures;
+    }
+
+    pub(super) fn has_failing(&self) -> bool {
+        self.workers.values().any(|worker| !worker.failing.is_empty())
+    }
+}
+
+/// True for an event that may change which workers serve a model. If one of them fails it, all waiting requests may be
+/// placed by age, before any slot is filled.
+pub(super) fn changes_servers(event: &Event) -> bool {
+    matches!(
+        event,
+        Event::WorkerJoined(_)
+            | Event::WorkerLost { .. }
+            | Event::ModelsUpdated { .. }
+            | Event::GatesSet { .. }
+            | Event::SlotsReported { .. }
+            | Event::WorkerDraining { .. }
+            | Event::AttemptFailed { failure: AttemptFailure::Draining, .. }
+            | Event::Deleted
+    )
+}
+
+impl Worker {
+    /// Announces these models again, and forgives what failed there before.
+    pub(super) fn announce(&mut self, models: BTreeSet<Model>) {
+        self.announcements += 1;
+        self.announced.extend(models.into_iter().map(|model| (model, self.announcements)));
+    }
+}

@@ -119,7 +119,7 @@ impl Reference {
             return Some(best);
         };
         let stays = if self.places_by_cache() {
-            self.backlog(home) <= self.backlog(best) + self.expected(home, believed)
+            self.backlog(home) <= self.backlog(best) + 3 * self.expected(home, believed)
         } else {
             self.load(home, &new.model) == self.load(best, &new.model)
         };
@@ -148,7 +148,7 @@ impl Reference {
             MoveReason::Busy
         } else if !self.places_by_cache() {
             MoveReason::Load
-        } else if self.backlog(home) <= self.backlog(to) + believed {
+        } else if self.backlog(home) <= self.backlog(to) + 3 * believed {
             MoveReason::Distrust
         } else {
             MoveReason::Backlog

@@ -1,15 +1,17 @@
 //! The cases that are compared.
 
 use std::io::Read as _;
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use flate2::read::GzDecoder;
 
 use super::Time;
-use super::workload::{Agents, Workload, recorded, unique};
+use super::workload::{Agents, Trace, Workload, unique};
 
-const CONVERSATION: &[u8] = include_bytes!("../../traces/mooncake_conversation.csv.gz");
-const SYNTHETIC: &[u8] = include_bytes!("../../traces/mooncake_synthetic.csv.gz");
+static CONVERSATION: LazyLock<Trace> =
+    LazyLock::new(|| unpack(include_bytes!("../../traces/mooncake_conversation.csv.gz")));
+static SYNTHETIC: LazyLock<Trace> = LazyLock::new(|| unpack(include_bytes!("../../traces/mooncake_synthetic.csv.gz")));
 
 /// The requests of a case.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -72,8 +74,8 @@ impl Case {
     /// The requests, which depend on the seed.
     pub fn workload(&self, seed: u64) -> Box<dyn Workload> {
         match self.requests {
-            Requests::Conversation(speed) => Box::new(recorded(&unpack(CONVERSATION), speed, seed)),
-            Requests::Synthetic(speed) => Box::new(recorded(&unpack(SYNTHETIC), speed, seed)),
+            Requests::Conversation(speed) => Box::new(CONVERSATION.play(speed, seed)),
+            Requests::Synthetic(speed) => Box::new(SYNTHETIC.play(speed, seed)),
             Requests::Agents(sessions) => Box::new(Agents::new(sessions, seed)),
             Requests::Unique { rate, alike } => {
                 let requests = (rate * self.length.as_secs_f64()) as u32;
@@ -83,8 +85,8 @@ impl Case {
     }
 }
 
-fn unpack(trace: &[u8]) -> String {
+fn unpack(trace: &[u8]) -> Trace {
     let mut text = String::new();
     GzDecoder::new(trace).read_to_string(&mut text).expect("a trace is text, compressed with gzip");
-    text
+    Trace::parse(&text)
 }

@@ -56,53 +56,62 @@ const JITTER: f64 = 3.0;
 /// A block that begins more than this part of all requests is a system prompt of the service.
 const SHARED: f64 = 0.01;
 
-/// Parses a trace of `bench/traces` and plays it `speed` times as fast.
-///
-/// The relay's key covers system prompt, tools and the first user message. A trace has no messages, so the
-/// conversation is identified by the first block that is no common system prompt. Requests with no such block are
-/// identified by their last one.
-pub fn recorded(trace: &str, speed: f64, seed: u64) -> Recorded {
-    let mut parents: Vec<Option<Block>> = Vec::new();
-    let mut at = 0.0;
-    let mut rows = Vec::new();
-    for line in trace.lines().skip(1) {
-        let fields: Vec<Option<u32>> = line.split(',').map(|field| field.parse().ok()).collect();
-        let [Some(delay), Some(tokens), Some(output), known] = fields[..] else {
-            panic!("a trace has four numbers: {line}")
-        };
-        at += f64::from(delay) / 1000.0;
-        let mut blocks: Vec<Block> = std::iter::successors(known, |block| parents[*block as usize]).collect();
-        blocks.reverse();
-        while blocks.len() < tokens.div_ceil(BLOCK_TOKENS) as usize {
-            parents.push(blocks.last().copied());
-            blocks.push(parents.len() as Block - 1);
-        }
-        rows.push((at, tokens, output, blocks));
-    }
-    let mut begun: HashMap<Block, usize> = HashMap::new();
-    for block in rows.iter().flat_map(|(.., blocks)| blocks) {
-        *begun.entry(*block).or_default() += 1;
-    }
-    let limit = (rows.len() as f64 * SHARED) as usize;
-    let mut rng = Rng::new(seed);
-    let first = (rows.len() as f64 * OFFSET * rng.unit()) as usize;
-    let start = rows[first].0;
-    let mut turns: Vec<Turn> = rows[first..]
-        .iter()
-        .map(|(at, tokens, output, blocks)| {
-            let own = blocks.iter().find(|block| begun[*block] <= limit).or(blocks.last());
-            Turn {
-                at: Duration::from_secs_f64((at - start + JITTER * rng.unit()) / speed),
-                client: 0,
-                tokens: *tokens,
-                output: *output,
-                conversation: own.map_or(0, |block| u64::from(*block)),
-                blocks: blocks[..(tokens / BLOCK_TOKENS) as usize].into(),
+/// A trace of `bench/traces`: requests with the seconds from the trace's beginning.
+#[derive(Clone, Debug)]
+pub struct Trace(Vec<(f64, Turn)>);
+
+impl Trace {
+    /// Parses a trace.
+    ///
+    /// The relay's key covers system prompt, tools and the first user message. A trace has no messages, so the
+    /// conversation is identified by the first block that is no common system prompt. Requests with no such block are
+    /// identified by their last one.
+    pub fn parse(text: &str) -> Self {
+        let mut parents: Vec<Option<Block>> = Vec::new();
+        let mut at = 0.0;
+        let mut rows = Vec::new();
+        for line in text.lines().skip(1) {
+            let fields: Vec<Option<u32>> = line.split(',').map(|field| field.parse().ok()).collect();
+            let [Some(delay), Some(tokens), Some(output), known] = fields[..] else {
+                panic!("a trace has four numbers: {line}")
+            };
+            at += f64::from(delay) / 1000.0;
+            let mut blocks: Vec<Block> = std::iter::successors(known, |block| parents[*block as usize]).collect();
+            blocks.reverse();
+            while blocks.len() < tokens.div_ceil(BLOCK_TOKENS) as usize {
+                parents.push(blocks.last().copied());
+                blocks.push(parents.len() as Block - 1);
             }
-        })
-        .collect();
-    turns.sort_by_key(|turn| turn.at);
-    Recorded(turns)
+            rows.push((at, tokens, output, blocks));
+        }
+        let mut begun: HashMap<Block, usize> = HashMap::new();
+        for block in rows.iter().flat_map(|(.., blocks)| blocks) {
+            *begun.entry(*block).or_default() += 1;
+        }
+        let limit = (rows.len() as f64 * SHARED) as usize;
+        let turn = |(at, tokens, output, blocks): (f64, u32, u32, Vec<Block>)| {
+            let own = blocks.iter().find(|block| begun[*block] <= limit).or(blocks.last());
+            let conversation = own.map_or(0, |block| u64::from(*block));
+            let blocks = blocks[..(tokens / BLOCK_TOKENS) as usize].into();
+            (at, Turn { at: Time::ZERO, client: 0, tokens, output, conversation, blocks })
+        };
+        Self(rows.into_iter().map(turn).collect())
+    }
+
+    /// Plays the trace `speed` times as fast, from a place near its beginning.
+    pub fn play(&self, speed: f64, seed: u64) -> Recorded {
+        let Self(requests) = self;
+        let mut rng = Rng::new(seed);
+        let first = (requests.len() as f64 * OFFSET * rng.unit()) as usize;
+        let start = requests[first].0;
+        let turn = |(at, turn): &(f64, Turn)| {
+            let at = Duration::from_secs_f64((at - start + JITTER * rng.unit()) / speed);
+            Turn { at, ..turn.clone() }
+        };
+        let mut turns: Vec<Turn> = requests[first..].iter().map(turn).collect();
+        turns.sort_by_key(|turn| turn.at);
+        Recorded(turns)
+    }
 }
 
 /// Arrivals of prompts that have no block in common. If they are `alike`, they look like one conversation.
@@ -216,7 +225,7 @@ mod tests {
 
     #[test]
     fn trace_contains_blocks_of_earlier_requests() {
-        let Recorded(turns) = recorded(TRACE, 2.0, 1);
+        let Recorded(turns) = Trace::parse(TRACE).play(2.0, 1);
         let find = |output| turns.iter().find(|turn| turn.output == output).unwrap();
         assert_eq!((&*find(5).blocks, &*find(6).blocks, &*find(7).blocks), (&[0, 1][..], &[0, 1, 3][..], &[0][..]));
         assert!(find(6).at >= Duration::from_millis(500) && find(6).at < Duration::from_millis(2000));

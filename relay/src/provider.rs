@@ -120,11 +120,6 @@ impl Provider {
         self.config.load_full()
     }
 
-    /// The secret key with which its conversations are hashed.
-    pub fn conversation_key(&self) -> HashKey {
-        **self.conversation_key.load()
-    }
-
     /// Submits a request; its exchange reports how it ends. `pin`, `allowed` and `share` are those of [`NewRequest`].
     pub fn submit(
         &self,
@@ -347,9 +342,7 @@ impl Provider {
         let catalogue_changed = self.config.load().models != config.models
             || self.config.load().max_models_per_worker != config.max_models_per_worker;
         self.config.store(Arc::new(config.clone()));
-        if let Some(key) = HashKey::of_provider(config) {
-            self.conversation_key.store(Arc::new(key));
-        }
+        self.renew_conversation_key(config);
         self.handle(&mut state, Event::SettingsChanged(settings(config)));
         if catalogue_changed {
             let links: Vec<_> = state.links.values().cloned().collect();

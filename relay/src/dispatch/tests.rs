@@ -18,6 +18,7 @@ mod requeue;
 mod scale;
 mod select;
 mod settings;
+mod shared_homes;
 mod shares;
 mod silence;
 mod slots;

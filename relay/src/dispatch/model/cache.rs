@@ -76,6 +76,11 @@ impl Cache {
         self.models.insert(model, turn);
     }
 
+    /// True if homes of this model were voided, other than with those of all models.
+    pub(crate) fn has_forgotten(&self, model: ModelId) -> bool {
+        self.models.contains_key(&model)
+    }
+
     /// True if a home that was recorded at this turn still stands.
     pub(crate) fn holds(&self, model: ModelId, turn: u64) -> bool {
         turn >= self.void_before && self.models.get(&model).is_none_or(|void_before| turn >= *void_before)

@@ -8,6 +8,9 @@
 //! How much of a prompt a home still has is learned from the cached tokens that backends report: a worker whose cache often
 //! lacks what was believed is trusted less, and its homes count for less.
 //!
+//! Workers report to each relay the conversations of the others, so relays that share workers find the same homes, and one
+//! that has restarted learns them.
+//!
 //! A request without a conversation, and one that is pinned, follows the contract.
 
 use crate::dispatch::Dispatch;
@@ -51,7 +54,9 @@ impl Dispatch {
         let is_able = (home.core1 || !request.new.needs_core1) && rank.is_failing == best.is_failing && suits(home);
         let is_better = match self.settings.placement {
             Placement::LeastLoad => rank.load == best.load,
-            Placement::Cache => home.cache.backlog() <= self.backlog(best.worker) + home.cache.expected(believed),
+            Placement::Cache => {
+                home.cache.backlog() <= self.backlog(best.worker).saturating_add(home.cache.expected(believed))
+            }
         };
         (is_able && is_better).then_some(home.key)
     }
@@ -81,7 +86,7 @@ impl Dispatch {
             MoveReason::Busy
         } else if !self.places_by_cache() {
             MoveReason::Load
-        } else if home.cache.backlog() <= self.backlog(to) + believed {
+        } else if home.cache.backlog() <= self.backlog(to).saturating_add(believed) {
             MoveReason::Distrust
         } else {
             MoveReason::Backlog
@@ -97,6 +102,7 @@ impl Dispatch {
         }
     }
 
+    /// Applies a worker's report on the conversations and the backlog of other relays.
     pub(in super::super) fn handle_homes(&mut self, key: WorkerKey, homes: &[(Conversation, u64)], backlog: u64) {
         let Some(worker) = self.workers.get_mut(&key) else {
             return;
@@ -144,11 +150,20 @@ impl Dispatch {
         }
     }
 
-    /// Voids the homes of models at a worker that has unloaded them.
-    pub(super) fn forget_homes(&mut self, key: WorkerKey, models: &[ModelId]) {
+    /// Voids the homes of models whose gate at a worker has opened or closed: it may have unloaded them.
+    ///
+    /// The first gate of a model on a connection voids nothing. Homes of earlier connections are void already, and a relay
+    /// that has restarted may read a report on homes before it.
+    pub(super) fn forget_homes(&mut self, key: WorkerKey, toggled: &[ModelId]) {
         self.turn += 1;
-        if let Some(worker) = self.workers.get_mut(&key) {
-            models.iter().for_each(|model| worker.cache.forget_model(*model, self.turn));
+        let Some(worker) = self.workers.get_mut(&key) else {
+            return;
+        };
+        for model in toggled {
+            let is_first = worker.is_open_for(&self.models[*model].name) && !worker.cache.has_forgotten(*model);
+            if !is_first {
+                worker.cache.forget_model(*model, self.turn);
+            }
         }
     }
 
@@ -168,7 +183,7 @@ impl Dispatch {
         }
         let request = self.requests.get(&oldest).filter(|request| request.new.pin.is_none())?;
         let RequestState::Queued { place: Some(place), .. } = request.state else { return None };
-        let limit = limit.min(self.oldest_beside((request.model, place.lane), worker));
+        let limit = limit.min(self.oldest_in_other_lanes((request.model, place.lane), worker));
         let lane = self.models[request.model].queue.lane(place.lane)?;
         let mut first: Vec<_> = lane.oldest(LOOK_AHEAD).filter(|key| *key < limit).collect();
         first.sort_unstable();

@@ -111,7 +111,7 @@ impl Dispatch {
     }
 
     /// Returns the oldest request that waits in another lane and may concern a worker; none is [`u64::MAX`].
-    pub(super) fn oldest_beside(&self, lane: LaneRef, worker: WorkerKey) -> RequestKey {
+    pub(super) fn oldest_in_other_lanes(&self, lane: LaneRef, worker: WorkerKey) -> RequestKey {
         let serves = |model| self.workers.get(&worker).is_some_and(|worker| worker.serves(model));
         let others = self.queue.firsts.iter().filter(|(_, other)| *other != lane && serves(other.0));
         let open = others.map(|(key, _)| *key).next();

@@ -164,31 +164,6 @@ fn home_ends_with_withdrawn_model() {
 }
 
 #[test]
-fn reported_home_and_backlog_count() {
-    let mut p = two_workers(Placement::Cache);
-    let homes = vec![(Conversation(7), LONG)];
-    p.handle(Event::HomesReported { worker: WorkerKey(2), homes, backlog: LONG });
-    assert_eq!(backlog(&p, 2), LONG);
-    assert_eq!(turn(&mut p, 1, 8, LONG), 1, "the other worker has a backlog");
-    assert_eq!(turn(&mut p, 2, 7, LONG), 2);
-}
-
-#[test]
-fn reported_home_replaces_only_shorter_one() {
-    let mut p = two_workers(Placement::Cache);
-    let report = |p: &mut Provider, worker, bytes| {
-        let homes = vec![(Conversation(7), bytes)];
-        p.handle(Event::HomesReported { worker: WorkerKey(worker), homes, backlog: 0 });
-    };
-    report(&mut p, 2, LONG);
-    report(&mut p, 1, LONG - 1);
-    assert_eq!(turn(&mut p, 1, 7, LONG), 2, "worker 1 had an earlier turn");
-    begin(&mut p, 1);
-    report(&mut p, 1, LONG + 1);
-    assert_eq!(turn(&mut p, 2, 7, LONG + 2), 1, "worker 1 had a later turn");
-}
-
-#[test]
 fn request_without_conversation_follows_contract() {
     let mut p = two_workers(Placement::Cache);
     assert_eq!(turn(&mut p, 1, 7, LONG), 1);

@@ -9,6 +9,7 @@ mod endings;
 mod failures;
 mod fleet;
 mod fleet_admin;
+mod fleet_homes;
 mod gpu;
 mod metrics;
 mod names;

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use modelrelay_harness::client::Request;
 use modelrelay_harness::relay::Relay;
 use modelrelay_harness::worker::{FakeWorker, core1_registration, new_instance_id};
 use serde_json::{Value, json};
@@ -30,6 +31,59 @@ async fn serves(relay: &Relay, worker: &mut FakeWorker) {
     let job = worker.expect_request().await;
     worker.answer(&job, &json!({})).await;
     let _ = pending.reply().await.with_status(200);
+}
+
+/// A turn of a conversation. Prompts under 1 KiB have no key.
+fn turn(conversation: &str) -> Request {
+    let prompt = format!("{conversation} {}", "x".repeat(1024));
+    let body = json!({"model": "m", "messages": [{"role": "user", "content": prompt}]});
+    Request::post("/v1/chat/completions", &body)
+}
+
+/// Sends a turn, has it answered, and returns which worker got it, and the key of its conversation.
+async fn take_turn(relay: &Relay, workers: &mut [FakeWorker; 2], conversation: &str) -> (usize, Option<String>) {
+    let pending = relay.begin(turn(conversation));
+    let [one, two] = workers;
+    let (number, job) = tokio::select! {
+        job = one.expect_request() => (0, job),
+        job = two.expect_request() => (1, job),
+    };
+    workers[number].answer(&job, &json!({})).await;
+    let _ = pending.reply().await.with_status(200);
+    (number, job.message["conversation"].as_str().map(str::to_owned))
+}
+
+#[tokio::test]
+async fn request_has_key_of_its_conversation() {
+    let relay = Relay::start().await;
+    let mut workers = [homes1_worker(&relay).await, homes1_worker(&relay).await];
+    let mut keys = Vec::new();
+    for conversation in ["one", "one", "two"] {
+        keys.push(take_turn(&relay, &mut workers, conversation).await.1.expect("a key"));
+    }
+    assert!(keys[0] == keys[1] && keys[1] != keys[2], "{keys:?}");
+    assert!(keys.iter().all(|key| key.len() == 16 && key.bytes().all(|byte| byte.is_ascii_hexdigit())), "{keys:?}");
+}
+
+#[tokio::test]
+async fn worker_without_homes1_gets_no_key() {
+    let relay = Relay::start().await;
+    let mut workers = [relay.core1_worker(&["m"], 1).await, relay.core1_worker(&["m"], 1).await];
+    assert_eq!(take_turn(&relay, &mut workers, "one").await.1, None);
+}
+
+#[tokio::test]
+async fn reported_conversation_goes_to_reporting_worker() {
+    let relay = Relay::start().await;
+    let mut workers = [homes1_worker(&relay).await, homes1_worker(&relay).await];
+    let key = take_turn(&relay, &mut workers, "one").await.1.expect("a key");
+    // Each time, another relay has sent a longer turn there. The backlog shows that the relay has read the report.
+    for (number, bytes) in [(1, 10_000), (0, 20_000), (0, 30_000), (1, 40_000)] {
+        workers[number].send(&json!({"type": "homes", "homes": [[key, bytes]], "backlog": bytes})).await;
+        let is_read = || async { relay.workers().await.iter().any(|worker| worker["backlog_bytes"] == bytes) };
+        relay.eventually("the report is read", is_read).await;
+        assert_eq!(take_turn(&relay, &mut workers, "one").await.0, number, "{bytes}");
+    }
 }
 
 #[tokio::test]

@@ -114,6 +114,12 @@ impl Plan {
         Self { leave_percent: 5, ..Self::of(clients, RequestSpec::mixed) }
     }
 
+    /// The same with turns of a few conversations.
+    #[must_use]
+    pub fn of_conversations(clients: usize) -> Self {
+        Self { leave_percent: 5, ..Self::of(clients, RequestSpec::of_conversations) }
+    }
+
     /// This number of clients with these requests, none of which is abandoned.
     #[must_use]
     pub fn of(clients: usize, next: impl Fn(u64, &mut Dice) -> RequestSpec + Send + Sync + 'static) -> Self {

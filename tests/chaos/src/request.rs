@@ -42,6 +42,8 @@ pub struct RequestSpec {
     pub gap_ms: u64,
     /// The size of the request's body, in bytes.
     pub upload_bytes: usize,
+    /// The conversation that it is a turn of.
+    pub conversation: Option<u64>,
     /// The stage at which the backend hangs.
     pub stall: Option<Stall>,
 }
@@ -50,7 +52,7 @@ impl RequestSpec {
     /// A stream of this number of events, one each `gap_ms`.
     #[must_use]
     pub fn stream(nonce: u64, pieces: u64, gap_ms: u64) -> Self {
-        Self { nonce, stream: true, pieces, piece_bytes: 100, gap_ms, upload_bytes: 0, stall: None }
+        Self { nonce, stream: true, pieces, piece_bytes: 100, gap_ms, upload_bytes: 0, conversation: None, stall: None }
     }
 
     /// One JSON body after `wait_ms`.
@@ -63,6 +65,12 @@ impl RequestSpec {
     #[must_use]
     pub fn upload(self, bytes: usize) -> Self {
         Self { upload_bytes: bytes, ..self }
+    }
+
+    /// Makes it a turn of a conversation.
+    #[must_use]
+    pub fn turn_of(self, conversation: u64) -> Self {
+        Self { conversation: Some(conversation), ..self }
     }
 
     /// Sets the size of the pieces, in bytes.
@@ -87,6 +95,12 @@ impl RequestSpec {
             _ => Self::stream(nonce, dice.between(10..=40), 10).pieces_of(2_000),
         };
         spec.upload(upload)
+    }
+
+    /// The same as turns of a few conversations.
+    #[must_use]
+    pub fn of_conversations(nonce: u64, dice: &mut Dice) -> Self {
+        Self::mixed(nonce, dice).turn_of(dice.below(8) as u64)
     }
 
     /// Returns the path with its query string.
@@ -119,6 +133,7 @@ impl RequestSpec {
             piece_bytes: usize::try_from(value("bytes")?).ok()?,
             gap_ms: value("gap")?,
             upload_bytes: 0,
+            conversation: None,
             stall,
         })
     }
@@ -126,7 +141,13 @@ impl RequestSpec {
     /// Returns the request's body.
     #[must_use]
     pub fn body(&self) -> Bytes {
-        json!({"model": "m", "stream": self.stream, "user": noise(self.nonce, self.upload_bytes)}).to_string().into()
+        let upload = noise(self.nonce, self.upload_bytes);
+        let Some(conversation) = self.conversation else {
+            return json!({"model": "m", "stream": self.stream, "user": upload}).to_string().into();
+        };
+        let message = |text: &str| json!({"role": "user", "content": text});
+        let messages = [message(&noise(conversation, HEAD_BYTES)), message(&upload)];
+        json!({"model": "m", "stream": self.stream, "messages": messages}).to_string().into()
     }
 
     /// Returns the pieces of the backend's response to a request whose body has this digest.
@@ -165,6 +186,9 @@ impl RequestSpec {
 pub fn digest(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
 }
+
+/// The length of the text with which all turns of a conversation begin. Below 1 KiB, the relay recognizes none.
+const HEAD_BYTES: usize = 2_000;
 
 /// The length after which a text repeats: no divisor of any buffer's size, so that a piece in a wrong place is
 /// detected.

@@ -14,11 +14,17 @@ pub const BACKEND_ERROR: &str = r#"{"error":{"message":"planned","type":"server_
 /// Returns the request's body.
 pub fn prompt(plan: &RequestPlan) -> Bytes {
     let content = format!("{} {}", secrets::PROMPT, filler(plan.nonce, plan.prompt_bytes));
+    let message = |role: &str, content: &str| json!({ "role": role, "content": content });
+    let before = plan.conversation.map(|number| {
+        let first = format!("{} {}", secrets::PROMPT, filler(number, HEAD_BYTES));
+        [message("user", &first), message("assistant", "a reply")]
+    });
+    let messages: Vec<_> = before.into_iter().flatten().chain([message("user", &content)]).collect();
     let body = json!({
         "model": plan.model,
         "stream": plan.answer.streams,
         "nonce": plan.nonce,
-        "messages": [{ "role": "user", "content": content }],
+        "messages": messages,
     });
     Bytes::from(body.to_string())
 }
@@ -49,6 +55,9 @@ pub fn pieces(plan: &RequestPlan) -> Vec<Bytes> {
 pub fn whole(plan: &RequestPlan) -> Vec<u8> {
     pieces(plan).concat()
 }
+
+/// The length of the text with which all turns of a conversation begin. Below 1 KiB, the relay recognizes none.
+const HEAD_BYTES: usize = 2_000;
 
 /// The length of the random text that all requests and responses are cut from; a prompt has at most 200,000 bytes.
 const FILLER_BYTES: usize = 1 << 19;

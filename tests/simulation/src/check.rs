@@ -9,6 +9,7 @@
 //! 6. No secret is logged, or forwarded to a party that must not have it (a backend checks itself); and no key exceeds
 //!    its permissions.
 
+mod homes;
 mod keys;
 #[cfg(test)]
 mod tests;
@@ -51,6 +52,9 @@ const REASON_OF_OLD_WORKERS: &str = "worker_error";
 /// times again, and a worker sends it to its backend once more if a kept connection turns out to be closed.
 const MAX_EXECUTIONS: usize = 8;
 
+/// The number of requests that may overtake another one where they are placed by cache.
+const MAX_OVERTAKEN: usize = 8;
+
 /// The allowed delay of a request's end: timers, and the way to its client.
 const SLACK: Duration = Duration::from_secs(8);
 
@@ -74,7 +78,9 @@ pub fn check(plan: &Plan, entries: &[Entry], lines: &[Line]) -> Vec<String> {
     }
     wrong.extend((0..plan.workers.len()).filter_map(|worker| history.check_capacity(worker)));
     wrong.extend(plan.requests.iter().filter_map(|request| history.check_key_limit(request)));
-    wrong.extend(check_order(lines));
+    let most_overtaken = if plan.settings.places_by_cache { MAX_OVERTAKEN } else { 0 };
+    wrong.extend(check_order(lines, most_overtaken));
+    wrong.extend(homes::check_homes(plan, lines));
     wrong.extend(check_secrets(lines));
     wrong
 }
@@ -310,11 +316,12 @@ impl<'a> History<'a> {
     }
 }
 
-/// Checks that requests for the same model are sent to workers in order of arrival; a requeued one keeps its place.
-fn check_order(lines: &[Line]) -> Vec<String> {
+/// Checks that requests for the same model are sent to workers in order of arrival, a requeued one at its place, and that
+/// none is overtaken more often than this.
+fn check_order(lines: &[Line], most_overtaken: usize) -> Vec<String> {
     let mut submitted: HashMap<(&str, &str), usize> = HashMap::new();
-    // The latest request that was sent of each model, by relay.
-    let mut latest: HashMap<(&str, &str), (usize, &str)> = HashMap::new();
+    // The requests that were sent of each model, by relay.
+    let mut all_sent: HashMap<(&str, &str), BTreeMap<usize, &str>> = HashMap::new();
     let mut sent: HashSet<(&str, &str)> = HashSet::new();
     let mut wrong = Vec::new();
     // Lines without a host come from a killed process being dropped, in which nothing would run any more.
@@ -328,12 +335,11 @@ fn check_order(lines: &[Line]) -> Vec<String> {
                     wrong.push(format!("{id} was dispatched and never submitted"));
                     continue;
                 };
-                let before = latest.entry((key.0, line.model.as_deref().unwrap_or_default())).or_insert((0, ""));
-                if *arrival < before.0 {
-                    wrong.push(format!("{} overtook {id} at {}", before.1, key.0));
-                } else {
-                    *before = (*arrival, id);
+                let sent = all_sent.entry((key.0, line.model.as_deref().unwrap_or_default())).or_default();
+                if let Some((_, other)) = sent.range(arrival..).nth(most_overtaken) {
+                    wrong.push(format!("{other} overtook {id} at {}", key.0));
                 }
+                sent.insert(*arrival, id);
             }
             _ => {}
         }

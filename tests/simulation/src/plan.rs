@@ -89,6 +89,8 @@ pub struct Settings {
     pub drain_timeout: u64,
     /// `STREAM_KEEPALIVE_SECS`.
     pub keepalive: u64,
+    /// True for `PLACEMENT=cache`.
+    pub places_by_cache: bool,
 }
 
 /// One request of one client.
@@ -117,6 +119,8 @@ pub struct RequestPlan {
     /// The client that sends it, of those that keep their connection and send one request after the other; `None` for a
     /// separate one.
     pub client: Option<usize>,
+    /// The conversation that it is a turn of.
+    pub conversation: Option<usize>,
 }
 
 /// A backend's response to a request.
@@ -189,7 +193,8 @@ pub enum FaultKind {
 
 impl Plan {
     /// Returns the plan of `seed`. With odd seeds some workers swap models; every third seed has API keys, and clients
-    /// that keep their connections; with every fifth some workers are old, and one of two relays may be.
+    /// that keep their connections; with every fifth some workers are old, and one of two relays may be; every fourth has
+    /// conversations, which are placed by cache, and half of those have no faults.
     pub fn new(seed: u64) -> Self {
         let mut plan = Self::without_slots(seed);
         if seed.is_multiple_of(5) {
@@ -214,6 +219,16 @@ impl Plan {
             let mut rng = SmallRng::seed_from_u64(seed.rotate_left(32));
             plan.add_keys(&mut rng);
             plan.keep_connections(&mut rng);
+        }
+        if seed.is_multiple_of(4) {
+            let mut rng = SmallRng::seed_from_u64(seed.rotate_left(48));
+            plan.settings.places_by_cache = true;
+            for request in &mut plan.requests {
+                request.conversation = rng.random_bool(0.8).then(|| rng.random_range(0..4));
+            }
+            if rng.random() {
+                plan.faults.clear();
+            }
         }
         plan
     }
@@ -360,6 +375,7 @@ impl Settings {
             request_timeout: rng.random_range(12..=30),
             drain_timeout: rng.random_range(2..=10),
             keepalive: *[0, 0, 2].choose(rng).expect("three"),
+            places_by_cache: false,
         }
     }
 }
@@ -378,6 +394,7 @@ impl RequestPlan {
             reads_each: rng.random_bool(0.1).then(|| within(rng, Duration::from_millis(200))),
             key: None,
             client: None,
+            conversation: None,
         }
     }
 }

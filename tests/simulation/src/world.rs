@@ -425,6 +425,9 @@ fn relay_arguments(plan: &Plan, keys: &str) -> Vec<String> {
     set("drain-timeout-secs", settings.drain_timeout.to_string());
     set("stream-keepalive-secs", settings.keepalive.to_string());
     set("relay-count", plan.relays.to_string());
+    if settings.places_by_cache {
+        set("placement", "cache".to_owned());
+    }
     arguments
 }
 

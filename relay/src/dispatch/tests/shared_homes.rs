@@ -106,7 +106,7 @@ fn conversation_moved_by_one_relay_moves_everywhere() {
     let mut site = Site::new();
     assert_eq!([site.turn(0, 7, LONG), site.turn(1, 7, LONG + 10)], [1, 1]);
     // Only the second relay knows yet of the backlog there.
-    report(&mut site.relays[1], 1, &[], 2 * LONG);
+    report(&mut site.relays[1], 1, &[], 4 * LONG);
     assert_eq!(site.turn(1, 7, LONG + 20), 2);
     assert_eq!(site.turn(0, 7, LONG + 30), 2);
     report(&mut site.relays[1], 1, &[], 0);
@@ -129,7 +129,7 @@ fn restarted_relay_learns_homes() {
 fn restarted_relay_learns_newer_home() {
     let mut site = Site::new();
     assert_eq!(site.turn(0, 7, LONG), 1);
-    report(&mut site.relays[0], 1, &[], 2 * LONG);
+    report(&mut site.relays[0], 1, &[], 4 * LONG);
     assert_eq!(site.turn(0, 7, LONG + 10), 2);
     site.restart(0);
     assert_eq!(site.turn(0, 7, LONG + 20), 2);

@@ -9,7 +9,7 @@ use crate::rig::{Rig, Slot, chat, slots1, worker_with};
 async fn worker_registers_its_slots_and_all_their_models() {
     let mut rig = Rig::start(&slots1(), &Slot::default()).await;
     let register = &rig.link.registration;
-    assert_eq!(register["capabilities"], json!(["core1", "slots1"]));
+    assert_eq!(register["capabilities"], json!(["core1", "slots1", "homes1"]));
     assert_eq!((&register["models"], &register["max_concurrent"]), (&json!(["a", "b"]), &json!(4)));
     let slot = &register["slots"][0];
     assert_eq!((&slot["id"], &slot["state"], &slot["resident"]), (&json!("gpu0"), &json!("empty"), &Value::Null));

@@ -10,6 +10,8 @@ fn plan() -> Plan {
     request.answer.trouble = Trouble::None;
     (request.leaves_after, request.reads_each) = (None, None);
     (request.key, request.client) = (None, None);
+    request.conversation = None;
+    plan.settings.places_by_cache = false;
     plan.faults.clear();
     plan.keys.clear();
     (plan.tick, plan.latency) = (Duration::from_millis(1), Duration::from_millis(1));
@@ -119,9 +121,33 @@ fn overtaking_is_found_per_relay() {
     let of = |host| [line(host, "request submitted", "a"), line(host, "request submitted", "b")].to_vec();
     let sent = |host, id| line(host, "request dispatched", id);
     let right = [of("r"), vec![sent("r", "a"), sent("r", "b"), sent("r", "a")]].concat();
-    assert_eq!(check_order(&right), Vec::<String>::new());
-    assert!(check_order(&[of("r"), vec![sent("r", "b"), sent("r", "a")]].concat())[0].contains("b overtook a"));
-    assert!(check_order(&[sent("r", "c")])[0].contains("never submitted"));
+    assert_eq!(check_order(&right, 0), Vec::<String>::new());
+    let wrong = [of("r"), vec![sent("r", "b"), sent("r", "a")]].concat();
+    assert!(check_order(&wrong, 0)[0].contains("b overtook a"));
+    assert_eq!(check_order(&wrong, 1), Vec::<String>::new());
+    let twice =
+        [of("r"), of("r"), vec![line("r", "request submitted", "c")], ["c", "b", "a"].map(|id| sent("r", id)).into()];
+    assert!(check_order(&twice.concat(), 1)[0].contains("c overtook a"));
+    assert!(check_order(&[sent("r", "c")], 0)[0].contains("never submitted"));
+}
+
+#[test]
+fn turn_that_leaves_idle_home_is_found() {
+    let mut plan = plan();
+    plan.settings.places_by_cache = true;
+    plan.requests[0].conversation = Some(3);
+    plan.requests.push(RequestPlan { nonce: 1, ..plan.requests[0].clone() });
+    plan.requests.push(RequestPlan { nonce: 2, conversation: Some(4), ..plan.requests[0].clone() });
+    let sent = |nonce, worker: &str| {
+        let mut line = line("relay-0", "request dispatched", &client::id(nonce));
+        line.text = format!("INFO request dispatched worker={worker} attempt=1");
+        line
+    };
+    let wrong = |lines: &[Line]| homes::check_homes(&plan, lines).join(" ");
+    assert_eq!(wrong(&[sent(0, "a"), completed(0, "ok"), sent(1, "a")]), "");
+    assert!(wrong(&[sent(0, "a"), completed(0, "ok"), sent(1, "b")]).contains("its home, a, was idle"));
+    assert_eq!(wrong(&[sent(0, "a"), sent(1, "b")]), "", "the home was busy");
+    assert_eq!(wrong(&[sent(0, "a"), completed(0, "ok"), sent(2, "b")]), "", "another conversation");
 }
 
 #[test]

@@ -12,8 +12,9 @@ pub(super) struct Placements {
     /// The conversation of each request without a pin.
     conversations: BTreeMap<RequestKey, Conversation>,
     workers: BTreeMap<WorkerKey, Process>,
-    /// The process that each conversation was sent to last, or reported by, unless its backend has restarted since.
-    last: BTreeMap<Conversation, String>,
+    /// The process that each conversation was sent to last and those that have reported it since, without those whose backend
+    /// has restarted since.
+    last: BTreeMap<Conversation, BTreeSet<String>>,
     overtaken: BTreeMap<RequestKey, u32>,
     /// The requests that waited before this event, and the workers that could serve each.
     waiting: BTreeSet<(RequestKey, WorkerKey)>,
@@ -47,7 +48,7 @@ impl Placements {
             Event::WorkerJoined(new) => {
                 let process = Process { name: process(new), models: new.models.iter().cloned().collect() };
                 if new.multiplexer.is_some() {
-                    self.last.retain(|_, last| *last != process.name);
+                    forget(&mut self.last, &process.name);
                 }
                 self.workers.insert(new.key, process);
             }
@@ -55,12 +56,13 @@ impl Placements {
                 let process = self.workers.get_mut(worker).expect("a connected worker");
                 let before = std::mem::replace(&mut process.models, models.iter().cloned().collect());
                 if !before.is_subset(&process.models) {
-                    self.last.retain(|_, last| *last != process.name);
+                    forget(&mut self.last, &process.name);
                 }
             }
             Event::HomesReported { worker, homes, .. } => {
-                let homes = homes.iter().map(|(conversation, _)| (*conversation, self.workers[worker].name.clone()));
-                self.last.extend(homes);
+                for (conversation, _) in homes {
+                    self.last.entry(*conversation).or_default().insert(self.workers[worker].name.clone());
+                }
             }
             Event::Cancel { .. }
             | Event::WorkerLost { .. }
@@ -89,10 +91,10 @@ impl Placements {
             return;
         };
         let process = &self.workers[worker].name;
-        let last = self.last.insert(*conversation, process.clone());
+        let last = self.last.insert(*conversation, BTreeSet::from([process.clone()]));
         self.seen.insert(name(*decision));
         if *decision == Decision::Home {
-            assert_eq!(last.as_ref(), Some(process), "the home of {conversation:?}");
+            assert!(last.is_some_and(|last| last.contains(process)), "the home of {conversation:?}");
         }
     }
 
@@ -140,11 +142,19 @@ impl Placements {
         let was_overtaken = reference.requests.get(&sent).filter(|request| request.overtaken == 8);
         if let Some(Some(model)) = was_overtaken.map(|_| self.conversations.get(&sent).map(|it| it.0 / 100)) {
             let mut queued = reference.queued().filter_map(|key| self.conversations.get(&key));
-            let process = Some(&self.workers[&worker].name);
-            let waits_at_home = queued.any(|it| it.0 / 100 == model && self.last.get(it) == process);
+            let process = &self.workers[&worker].name;
+            let is_home = |it| self.last.get(it).is_some_and(|last| last.contains(process));
+            let waits_at_home = queued.any(|it| it.0 / 100 == model && is_home(it));
             self.seen.extend(waits_at_home.then_some("sent before others at home"));
         }
     }
+}
+
+/// Removes a process whose cache is lost.
+fn forget(last: &mut BTreeMap<Conversation, BTreeSet<String>>, process: &str) {
+    last.values_mut().for_each(|last| {
+        last.remove(process);
+    });
 }
 
 /// Returns each waiting request with each worker that could serve it.

@@ -179,7 +179,13 @@ impl Reference {
 
     pub(super) fn report_homes(&mut self, worker: WorkerKey, homes: &[(Conversation, u64)], backlog: u64) {
         self.workers.get_mut(&worker).unwrap().backlog_of_others = backlog;
-        homes.iter().for_each(|(conversation, bytes)| self.set_home(*conversation, worker, *bytes));
+        for (conversation, bytes) in homes {
+            let known = self.homes.find(*conversation).filter(|home| self.homes.newest.contains_key(&home.process));
+            let is_same = |home: &Home| home.process == process(&self.workers[&worker].new);
+            if known.is_none_or(|home| is_same(home) || home.bytes < *bytes) {
+                self.set_home(*conversation, worker, *bytes);
+            }
+        }
     }
 
     pub(super) fn note_cached(&mut self, worker: WorkerKey, request: RequestKey, cached: Option<u16>) {
@@ -208,6 +214,20 @@ impl Reference {
                 self.homes.lost = self.homes.lost.max(self.homes.last_loss(&process));
             }
         }
+    }
+
+    /// Gates of models have opened or closed. The first that opens on a connection voids nothing.
+    pub(super) fn turn_gates(&mut self, worker: WorkerKey, mut models: BTreeSet<Model>) {
+        let multiplexer = self.workers[&worker].multiplexer.as_ref().unwrap();
+        let is_open = |model: &Model| multiplexer.gates.contains_key(&multiplexer.id(model));
+        let process = process(&self.workers[&worker].new);
+        let has_lost = |model: &Model| {
+            let mut losses = self.homes.losses.iter().rev().filter(|loss| loss.process == process);
+            let last = losses.find(|loss| loss.model.as_ref().is_none_or(|lost| lost == model));
+            last.is_some_and(|loss| loss.model.is_some())
+        };
+        models.retain(|model| !is_open(model) || has_lost(model));
+        self.lose_caches(worker, Some(models));
     }
 
     /// The caches of models are lost, or of all.

@@ -198,7 +198,7 @@ impl Reference {
         let turned: BTreeSet<_> = known.models.iter().filter(|model| turned(model)).cloned().collect();
         if !turned.is_empty() {
             known.announce(turned.clone());
-            self.lose_caches(worker, Some(turned));
+            self.turn_gates(worker, turned);
         }
     }
 

@@ -2,7 +2,7 @@
 
 use super::harness::{Provider, settings, worker};
 use crate::dispatch::{
-    Conversation, Decision, Event, MoveReason, Placement, RequestKey, RequestPlace, Settings, WorkerKey,
+    AttemptFailure, Conversation, Decision, Event, MoveReason, Placement, RequestKey, RequestPlace, Settings, WorkerKey,
 };
 
 const LONG: u64 = 1000;
@@ -222,6 +222,20 @@ fn home_that_stays_silent_is_gone() {
 }
 
 #[test]
+fn home_without_core1_is_left_if_needed() {
+    let mut p = provider(Placement::Cache);
+    p.join(1, &["m"], 4);
+    assert_eq!(turn(&mut p, 1, 7, LONG), 1);
+    complete(&mut p, 1, 0);
+    p.join_granted(2, &["m"], 4);
+    p.submit_with(2, "m", |new| {
+        (new.conversation, new.bytes, new.needs_core1) = (Some(Conversation(7)), LONG, true);
+    });
+    assert_eq!(runs_at(&p, 2), 2);
+    assert_eq!(p.decision, Some(Decision::Moved(MoveReason::Gone)));
+}
+
+#[test]
 fn cached_tokens_after_change_of_placement_prove_nothing() {
     let mut p = two_workers(Placement::Cache);
     for key in [1, 2] {
@@ -297,6 +311,16 @@ fn request_is_overtaken_eight_times_at_most() {
     }
     complete(&mut p, at, 1000);
     assert_eq!(runs_at(&p, 3), 1);
+}
+
+#[test]
+fn requeued_request_overtakes_no_older_one() {
+    let mut p = busy(Placement::Cache);
+    assert_eq!([turn(&mut p, 3, 2, LONG), turn(&mut p, 4, 1, LONG)], [0, 0]);
+    complete(&mut p, 1, 1000);
+    assert_eq!([runs_at(&p, 3), runs_at(&p, 4)], [0, 1]);
+    p.fail(4, AttemptFailure::SeveredBySwap);
+    assert_eq!([runs_at(&p, 3), runs_at(&p, 4)], [1, 0]);
 }
 
 #[test]

@@ -6,7 +6,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::{CONVERSATIONS, Op, any_index, begin, cached};
-use crate::dispatch::{CancelReason, Placement, Settings};
+use crate::dispatch::{AttemptFailure, CancelReason, Placement, Settings};
 
 pub(super) fn history() -> impl Strategy<Value = (Settings, Vec<Op>)> {
     let joins = vec(join(), 2..4);
@@ -43,10 +43,11 @@ fn join() -> impl Strategy<Value = Op> {
 
 fn op() -> impl Strategy<Value = Op> {
     let conversation = prop::option::weighted(0.9, 0..CONVERSATIONS);
-    let submit = (1..50_u64, conversation).prop_map(|(bytes, conversation)| Op::Submit {
+    let pin = prop::option::weighted(0.05, any_index());
+    let submit = (1..50_u64, pin, conversation).prop_map(|(bytes, pin, conversation)| Op::Submit {
         model: 0,
         bytes,
-        pin: None,
+        pin,
         needs_core1: false,
         allowed: None,
         share: None,
@@ -59,6 +60,7 @@ fn op() -> impl Strategy<Value = Op> {
         24 => submit,
         20 => complete,
         6 => begin(),
+        2 => any_index().prop_map(|request| Op::Fail { request, failure: AttemptFailure::SeveredBySwap }),
         1 => any_index().prop_map(move |request| Op::Cancel { request, reason }),
         1 => Just(Op::Pass { millis: 100 }),
     ]

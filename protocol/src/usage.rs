@@ -9,11 +9,14 @@
 //! - Any other JSON is kept up to [`WHOLE_BYTES`] and parsed at its end. Of a longer body, and of a longer event, the
 //!   first and the last [`EDGE_BYTES`] are kept: every known backend writes `usage` after the content, and the last
 //!   `"usage":{…}` there with token numbers is used. The id is then the top-level `id` within the beginning.
+//! - Details for traces are read only if the relay wants them. Then the first events are parsed too, and each event that
+//!   contains a finish reason; a longer body or event has no finish reasons.
 //! - One event is one `data:` line, as all backends write it; JSON split over several lines is not read.
 //!
 //! A value that the backend did not report stays absent. Values of several events are merged, and later ones win
 //! (Anthropic reports the input at the start and the output at the end; vLLM can report running counts).
 
+mod details;
 mod fields;
 mod window;
 
@@ -24,7 +27,7 @@ use memchr::{memchr, memmem::Finder};
 use self::fields::Found;
 use self::window::Window;
 pub use self::window::{EDGE_BYTES, WHOLE_BYTES};
-use crate::message::TokenCounts;
+use crate::message::{ResponseDetails, TokenCounts};
 use crate::paths::{Endpoint, endpoint};
 
 /// The usage and id that a response reported.
@@ -35,6 +38,8 @@ pub struct Usage {
     pub token_counts: Option<TokenCounts>,
     /// The id of a response to `POST /v1/responses`.
     pub response_id: Option<String>,
+    /// Details for traces; `None` unless [`UsageReader::with_details`] requested them.
+    pub details: Option<Box<ResponseDetails>>,
 }
 
 // Built once, because building costs more than most searches, and each is as large as the rest of a reader.
@@ -74,6 +79,15 @@ impl UsageReader {
         Self { body, with_id, found: Found::default() }
     }
 
+    /// Also reads the details of the response if `is_wanted`.
+    #[must_use]
+    pub fn with_details(mut self, is_wanted: bool) -> Self {
+        if is_wanted {
+            self.found = self.found.with_details(self.with_id);
+        }
+        self
+    }
+
     /// Adds the next bytes of the response.
     pub fn push(&mut self, mut bytes: &[u8]) {
         if let Body::Unknown = self.body {
@@ -98,7 +112,7 @@ impl UsageReader {
         match std::mem::replace(&mut self.body, Body::Skipped) {
             Body::Skipped | Body::Unknown => {}
             Body::Json(document) => match document.whole() {
-                Some(json) if self.with_id || has_object(&USAGE_KEY, json) => {
+                Some(json) if self.with_id || self.found.wants_details() || has_object(&USAGE_KEY, json) => {
                     self.found.read_document(json, self.with_id);
                 }
                 Some(_) => {}
@@ -152,6 +166,8 @@ impl UsageReader {
         let wants_id = self.with_id && !self.found.has_id();
         if has_object(&USAGE_KEY, data) || (wants_id && has_object(&RESPONSE_KEY, data)) {
             self.found.read_document(data, self.with_id);
+        } else if self.found.wants_event(data) {
+            self.found.read_document(data, false);
         }
     }
 }

@@ -12,7 +12,7 @@ use std::time::{Instant, SystemTime};
 
 use modelrelay_platform::readiness;
 use modelrelay_protocol::message::{RelayToWorker, Relays};
-use modelrelay_traces::{Service, Target, Traces};
+use modelrelay_traces::{GatherFuture, MetricExport, MetricsTarget, Service, Target, Traces};
 use tokio_util::task::TaskTracker;
 use tracing::{error, info};
 
@@ -31,8 +31,8 @@ use crate::settings::config::{Config, KeyStorage, WorkerTokens};
 use crate::settings::error::ConfigError;
 use crate::settings::watch::ConfigWatch;
 use crate::state::Relay;
-use crate::system::ids;
 use crate::system::shutdown::ShutdownSignal;
+use crate::system::{blocking, ids};
 use crate::telemetry::audit::AuditLog;
 use crate::telemetry::journal::Journal;
 use crate::telemetry::metrics::Metrics;
@@ -86,6 +86,7 @@ pub async fn run(args: Args, config: Config, mut signal: ShutdownSignal, journal
         lockout: Lockout::new(),
         identities,
     });
+    let metric_export = relay.start_metric_export()?;
     let pages = Dashboard::new(Arc::clone(&relay), journal, listeners.addresses());
     relay.apply(&relay.config_watch.current());
     tokio::spawn(flush_regularly(Arc::downgrade(&relay.keys)));
@@ -105,17 +106,29 @@ pub async fn run(args: Args, config: Config, mut signal: ShutdownSignal, journal
     let stop = signal.recv().await;
     relay.drain(stop, connections).await;
     relay.audit.close();
-    if let Some(traces) = traces {
-        traces.shutdown().await;
-    }
+    let last_metrics = async {
+        if let Some(export) = metric_export {
+            export.shutdown().await;
+        }
+    };
+    let last_traces = async {
+        if let Some(traces) = traces {
+            traces.shutdown().await;
+        }
+    };
+    tokio::join!(last_metrics, last_traces);
     Ok(())
 }
 
 fn start_traces(target: &Target, relay_id: &str, metrics: &Arc<Metrics>) -> Result<Traces, ConfigError> {
-    let service = Service { name: "modelrelay-relay", version: env!("CARGO_PKG_VERSION"), instance: relay_id };
+    let service = service(relay_id);
     let metrics = Arc::clone(metrics);
     let on_loss = move |loss, spans| metrics.spans_dropped(loss, spans);
     Ok(Traces::start(target, &service, Arc::new(on_loss))?)
+}
+
+fn service(relay_id: &str) -> Service<'_> {
+    Service { name: "modelrelay-relay", version: env!("CARGO_PKG_VERSION"), instance: relay_id }
 }
 
 fn open_keys(storage: &KeyStorage) -> Result<Arc<dyn KeyStore>, KeyStoreError> {
@@ -126,6 +139,21 @@ fn open_keys(storage: &KeyStorage) -> Result<Arc<dyn KeyStore>, KeyStoreError> {
 }
 
 impl Relay {
+    /// Starts to push metrics, if this is configured. Gathering takes as long as a scrape, so it has a thread of its own.
+    fn start_metric_export(self: &Arc<Self>) -> Result<Option<MetricExport>, ConfigError> {
+        let start = |target: &MetricsTarget| {
+            let relay = Arc::clone(self);
+            let gather = Box::new(move || {
+                let relay = Arc::clone(&relay);
+                let gathering = blocking::run(move || relay.shared.metrics.gather(&*relay));
+                Box::pin(async move { gathering.await.unwrap_or_default() }) as GatherFuture
+            });
+            MetricExport::start(target, &service(&self.shared.relay_id), gather)
+        };
+        let config = self.shared.config.load();
+        Ok(config.metric_export.as_ref().map(start).transpose()?)
+    }
+
     /// Applies `config`: settings of the whole relay at once, those of a provider to requests that arrive from now on.
     fn apply(&self, config: &Arc<Config>) {
         let before = self.shared.config.swap(Arc::clone(config));

@@ -23,7 +23,7 @@ use http::{Method, Request as Head};
 use modelrelay_multiplexer::actor::ConnectFailureReport;
 use modelrelay_protocol::dialect::Dialect;
 use modelrelay_protocol::limits::MAX_ID_BYTES;
-use modelrelay_protocol::message::{Request, WorkerError, WorkerToRelay};
+use modelrelay_protocol::message::{Request, ResponseDetails, WorkerError, WorkerToRelay};
 use modelrelay_protocol::paths::{Endpoint, POST_PATHS, backend_path};
 use modelrelay_protocol::rename::Renamer;
 use modelrelay_protocol::usage::UsageReader;
@@ -380,7 +380,14 @@ impl Job {
         let content_type = answer.head.headers.get(http::header::CONTENT_TYPE);
         // The usage of an error is not counted.
         let path = if answer.head.status.is_success() { self.path() } else { "" };
-        UsageReader::new(method, path, content_type.and_then(|value| value.to_str().ok()))
+        let reader = UsageReader::new(method, path, content_type.and_then(|value| value.to_str().ok()));
+        reader.with_details(self.request.wants_details && self.link.core1)
+    }
+
+    /// Adds the kind of backend to the details of its response, which are sent unless nothing is known.
+    fn details_of(backend: &Backend, mut details: Box<ResponseDetails>) -> Option<Box<ResponseDetails>> {
+        details.backend = backend.settings().kind().map(str::to_owned);
+        (!details.is_empty()).then_some(details)
     }
 
     /// Returns the path without the query, which may contain anything.

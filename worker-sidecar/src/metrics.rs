@@ -5,6 +5,7 @@ use std::time::Duration;
 use modelrelay_platform::log;
 use modelrelay_protocol::paths::Endpoint;
 use prometheus::core::Collector;
+use prometheus::proto::MetricFamily;
 use prometheus::{
     Counter, Encoder, Gauge, GaugeVec, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec,
     Opts, Registry, TextEncoder,
@@ -236,12 +237,17 @@ impl Metrics {
         &self.registry
     }
 
+    /// Returns the present values of all metrics.
+    pub fn gather(&self) -> Vec<MetricFamily> {
+        self.log_lines_dropped.inc_by(log::dropped_lines().saturating_sub(self.log_lines_dropped.get()));
+        self.registry.gather()
+    }
+
     /// Returns the text for Prometheus.
     pub fn render(&self) -> Vec<u8> {
-        self.log_lines_dropped.inc_by(log::dropped_lines().saturating_sub(self.log_lines_dropped.get()));
         let mut text = Vec::new();
         // Writing to memory fails only for invalid metrics.
-        let _ = TextEncoder::new().encode(&self.registry.gather(), &mut text);
+        let _ = TextEncoder::new().encode(&self.gather(), &mut text);
         text
     }
 }

@@ -111,9 +111,7 @@ async fn healthz(State(worker): State<Arc<Worker>>) -> Json<serde_json::Value> {
 }
 
 async fn metrics(State(worker): State<Arc<Worker>>) -> Response {
-    worker.serving.observe().await;
-    worker.metrics.in_flight.set(i64::from(worker.serving.running()));
-    worker.metrics.max_concurrency.set(i64::from(worker.serving.max_concurrency()));
+    worker.observe().await;
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], worker.metrics.render()).into_response()
 }
 

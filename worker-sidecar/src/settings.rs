@@ -36,7 +36,7 @@ use http::HeaderMap;
 use modelrelay_platform::files;
 use modelrelay_protocol::model_details::ModelDetails;
 use modelrelay_protocol::secret::Secret;
-use modelrelay_traces::{ENDPOINT, Target};
+use modelrelay_traces::{ENDPOINT, MetricsTarget, Target};
 use url::Url;
 
 use crate::telemetry::{LogFilter, LogFormat};
@@ -45,6 +45,9 @@ use mistakes::Mistakes;
 
 /// The default address of the probe server.
 pub const DEFAULT_PROBE_ADDR: &str = "127.0.0.1:17990";
+
+/// Ollama's own port.
+pub const OLLAMA_PORT: u16 = 11434;
 
 /// Details that `worker.yaml` declares, by model name.
 pub type Declared = BTreeMap<String, ModelDetails>;
@@ -68,6 +71,8 @@ pub struct Settings {
     pub drain_token: Option<Secret>,
     /// The target of the trace export, if any.
     pub traces: Option<Target>,
+    /// The target of the export of metrics, if any.
+    pub metric_export: Option<MetricsTarget>,
     /// The log filter.
     pub log_filter: LogFilter,
     /// The format of log lines.
@@ -150,6 +155,19 @@ pub enum Models {
     Fixed(Vec<String>),
 }
 
+impl BackendSettings {
+    /// Returns the kind of server for traces, if it is known. Ollama is recognised by its port too.
+    pub fn kind(&self) -> Option<&'static str> {
+        match (self.engine, self.url.port_or_known_default()) {
+            (Engine::Vllm, _) => Some("vllm"),
+            (Engine::Sglang, _) => Some("sglang"),
+            (Engine::LlamaServer, _) => Some("llama_cpp"),
+            (Engine::Ollama, _) | (Engine::OpenAi, Some(OLLAMA_PORT)) => Some("ollama"),
+            (Engine::OpenAi, _) => None,
+        }
+    }
+}
+
 impl Engine {
     /// Returns the name of the engine in settings.
     pub fn as_str(self) -> &'static str {
@@ -195,6 +213,7 @@ impl Settings {
         let probe = mistakes.of(probe_addr(args, file));
         let drain_token = mistakes.of(drain_token(args, file));
         let traces = mistakes.of(traces(args, file));
+        let metric_export = mistakes.of(metric_export(args, file));
         let live = mistakes.all(Live::judge(args, file));
         let proxies = Proxies::from_env();
         if let Some(live) = &live {
@@ -211,6 +230,7 @@ impl Settings {
                 probe: probe?,
                 drain_token: drain_token?,
                 traces: traces?,
+                metric_export: metric_export?,
                 log_filter,
                 log_format,
                 proxies,
@@ -267,13 +287,20 @@ fn log(args: &Args, file: &File) -> Result<(LogFilter, LogFormat), SettingError>
 }
 
 fn traces(args: &Args, file: &File) -> Result<Option<Target>, SettingError> {
-    let base = Given::first([(ENDPOINT, &args.otlp_endpoint), ("otlpEndpoint", &file.otlp_endpoint)]);
-    let target = Target::resolve(base.map(|given| (given.setting, given.value)));
-    target.map_err(|error| trace_error(&error))
+    Target::resolve(otlp_endpoint(args, file)).map_err(|error| export_error(&error))
 }
 
-/// Creates an error about the trace export.
-pub(crate) fn trace_error(error: &modelrelay_traces::SettingError) -> SettingError {
+fn metric_export(args: &Args, file: &File) -> Result<Option<MetricsTarget>, SettingError> {
+    MetricsTarget::resolve(otlp_endpoint(args, file)).map_err(|error| export_error(&error))
+}
+
+fn otlp_endpoint<'a>(args: &'a Args, file: &'a File) -> Option<(&'a str, &'a str)> {
+    let base = Given::first([(ENDPOINT, &args.otlp_endpoint), ("otlpEndpoint", &file.otlp_endpoint)]);
+    base.map(|given| (given.setting, given.value))
+}
+
+/// Creates an error about the export of traces or metrics.
+pub(crate) fn export_error(error: &modelrelay_traces::SettingError) -> SettingError {
     SettingError::hidden(error.setting(), error.problem())
 }
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 use modelrelay_multiplexer::net::Trust;
-use modelrelay_traces::{Loss, Service, Target, Traces};
+use modelrelay_traces::{GatherFuture, Loss, MetricExport, MetricsTarget, Service, Target, Traces};
 use tokio::sync::{Notify, watch};
 
 use crate::backend::SpareMemory;
@@ -107,6 +107,31 @@ impl Worker {
             }
             tokio::time::sleep(CREDENTIAL_INTERVAL).await;
         }
+    }
+
+    /// Updates the metrics that show the present state.
+    pub async fn observe(&self) {
+        self.serving.observe().await;
+        self.metrics.in_flight.set(i64::from(self.serving.running()));
+        self.metrics.max_concurrency.set(i64::from(self.serving.max_concurrency()));
+    }
+
+    /// Starts to push metrics, if this is configured.
+    pub fn start_metric_export(self: &Arc<Self>) -> Result<Option<MetricExport>, SettingError> {
+        let start = |target: &MetricsTarget| {
+            let worker = Arc::clone(self);
+            let gather = Box::new(move || {
+                let worker = Arc::clone(&worker);
+                let gathering = async move {
+                    worker.observe().await;
+                    worker.metrics.gather()
+                };
+                Box::pin(gathering) as GatherFuture
+            });
+            MetricExport::start(target, &service(&self.instance_id), gather)
+        };
+        let started = self.settings.metric_export.as_ref().map(start).transpose();
+        started.map_err(|error| settings::export_error(&error))
     }
 
     /// Spawns the tasks that maintain this state.
@@ -290,10 +315,14 @@ pub(crate) fn trust(relay_ca_file: Option<&PathBuf>) -> Result<Trust, SettingErr
 }
 
 fn start_traces(target: &Target, instance_id: &str, metrics: &Arc<Metrics>) -> Result<Traces, SettingError> {
-    let service = Service { name: "modelrelay-worker", version: env!("CARGO_PKG_VERSION"), instance: instance_id };
+    let service = service(instance_id);
     let metrics = Arc::clone(metrics);
     let on_loss = move |loss: Loss, spans| metrics.spans_dropped(loss.as_str(), spans);
-    Traces::start(target, &service, Arc::new(on_loss)).map_err(|error| settings::trace_error(&error))
+    Traces::start(target, &service, Arc::new(on_loss)).map_err(|error| settings::export_error(&error))
+}
+
+fn service(instance_id: &str) -> Service<'_> {
+    Service { name: "modelrelay-worker", version: env!("CARGO_PKG_VERSION"), instance: instance_id }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -31,6 +31,7 @@ impl fmt::Debug for Request {
             method,
             content_length,
             window,
+            wants_details,
         } = self;
         f.debug_struct("Request")
             .field("request_id", request_id)
@@ -44,6 +45,7 @@ impl fmt::Debug for Request {
             .field("method", method)
             .field("content_length", content_length)
             .field("window", window)
+            .field("wants_details", wants_details)
             .finish()
     }
 }
@@ -69,7 +71,7 @@ impl fmt::Debug for ResponseStart {
 
 impl fmt::Debug for ResponseComplete {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { request_id, status_code, headers, body, token_counts, response_id } = self;
+        let Self { request_id, status_code, headers, body, token_counts, response_id, details } = self;
         f.debug_struct("ResponseComplete")
             .field("request_id", request_id)
             .field("status_code", status_code)
@@ -77,6 +79,7 @@ impl fmt::Debug for ResponseComplete {
             .field("body", &length(body))
             .field("token_counts", token_counts)
             .field("response_id", response_id)
+            .field("details", details)
             .finish()
     }
 }

@@ -132,6 +132,9 @@ pub struct Request {
     /// A window for the response that differs from the link's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub window: Option<u64>,
+    /// True if the relay traces the request: the worker then adds `details` to `response_complete` (`core1`).
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub wants_details: bool,
 }
 
 /// Ends a request.

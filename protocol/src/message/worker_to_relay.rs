@@ -192,6 +192,33 @@ pub struct ResponseComplete {
     /// The id of a Responses response, which later requests may name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub response_id: Option<String>,
+    /// Details for the relay's traces, if its `request` wants them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub details: Option<Box<ResponseDetails>>,
+}
+
+/// Details of a response, as the backend reports them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ResponseDetails {
+    /// The kind of backend, such as `vllm`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub backend: Option<String>,
+    /// The model that generated the response.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model: Option<String>,
+    /// The id of the response.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub id: Option<String>,
+    /// Why each generated text ended, in their order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub finish_reasons: Vec<String>,
+}
+
+impl ResponseDetails {
+    /// True if nothing is known.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
 }
 
 /// The reply to a heartbeat.

@@ -5,6 +5,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::Usage;
+use super::details::FoundDetails;
 use crate::limits::MAX_ID_BYTES;
 use crate::message::TokenCounts;
 
@@ -21,15 +22,34 @@ pub(super) struct Found {
     total: Option<u64>,
     cached: Option<u64>,
     id: Option<String>,
+    /// `None` if the relay does not want them.
+    details: Option<Box<FoundDetails>>,
 }
 
 /// A body or an event. Values stay raw, so that a value of an unexpected type spoils only itself.
 #[derive(Deserialize)]
-struct Document<'a> {
+pub(super) struct Document<'a> {
     #[serde(borrow)]
     object: Option<&'a RawValue>,
     #[serde(borrow)]
-    id: Option<&'a RawValue>,
+    pub(super) id: Option<&'a RawValue>,
+    #[serde(borrow)]
+    pub(super) model: Option<&'a RawValue>,
+    /// OpenAI's chat and completions.
+    #[serde(borrow)]
+    pub(super) choices: Option<&'a RawValue>,
+    /// Anthropic's messages.
+    #[serde(borrow)]
+    pub(super) stop_reason: Option<&'a RawValue>,
+    /// Anthropic's `message_delta`.
+    #[serde(borrow)]
+    pub(super) delta: Option<&'a RawValue>,
+    /// Responses.
+    #[serde(borrow)]
+    pub(super) status: Option<&'a RawValue>,
+    /// Responses.
+    #[serde(borrow)]
+    pub(super) incomplete_details: Option<&'a RawValue>,
     #[serde(borrow)]
     usage: Option<&'a RawValue>,
     /// Responses events.
@@ -69,6 +89,21 @@ struct Details<'a> {
 }
 
 impl Found {
+    /// Reads the details too.
+    pub(super) fn with_details(mut self, is_responses: bool) -> Self {
+        self.details = Some(Box::new(FoundDetails::new(is_responses)));
+        self
+    }
+
+    pub(super) fn wants_details(&self) -> bool {
+        self.details.is_some()
+    }
+
+    /// True if the details require this event.
+    pub(super) fn wants_event(&mut self, json: &[u8]) -> bool {
+        self.details.as_mut().is_some_and(|details| details.wants_event(json))
+    }
+
     pub(super) fn has_id(&self) -> bool {
         self.id.is_some()
     }
@@ -85,6 +120,9 @@ impl Found {
             if let Some(fields) = parsed(usage) {
                 self.merge(&fields);
             }
+        }
+        if let Some(details) = &mut self.details {
+            details.read(&document, &nested);
         }
         if with_id && self.id.is_none() {
             let [_, response] = nested;
@@ -107,13 +145,19 @@ impl Found {
                 break;
             }
         }
+        let id = || top_level_string(head, b"id").and_then(|id| valid_id(std::str::from_utf8(id).ok()?));
         if with_id && self.id.is_none() {
-            self.id = top_level_string(head, b"id").and_then(|id| valid_id(std::str::from_utf8(id).ok()?));
+            self.id = id();
+        }
+        if let Some(details) = &mut self.details {
+            let model = top_level_string(head, b"model").and_then(|model| String::from_utf8(model.to_vec()).ok());
+            details.name(model.filter(|model| !model.contains('\\')), id());
         }
     }
 
     pub(super) fn into_usage(self) -> Usage {
-        Usage { token_counts: self.token_counts(), response_id: self.id }
+        let (token_counts, details) = (self.token_counts(), self.details);
+        Usage { token_counts, response_id: self.id, details: details.map(|it| Box::new(it.into_details())) }
     }
 
     /// Merges the reported values; returns true if any was present.
@@ -164,7 +208,7 @@ pub(super) fn object_at_key(json: &[u8], at: usize, key_len: usize) -> Option<&[
     value.starts_with(b"{").then_some(value)
 }
 
-fn value_after_key(rest: &[u8]) -> Option<&[u8]> {
+pub(super) fn value_after_key(rest: &[u8]) -> Option<&[u8]> {
     Some(rest.trim_ascii_start().strip_prefix(b":")?.trim_ascii_start())
 }
 
@@ -205,7 +249,7 @@ fn split_string(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     }
 }
 
-fn parsed<'a, T: Deserialize<'a>>(raw: &'a RawValue) -> Option<T> {
+pub(super) fn parsed<'a, T: Deserialize<'a>>(raw: &'a RawValue) -> Option<T> {
     serde_json::from_str(raw.get()).ok()
 }
 

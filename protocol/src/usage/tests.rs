@@ -2,6 +2,8 @@ use proptest::prelude::*;
 
 use super::*;
 
+mod details;
+
 const SSE: Option<&str> = Some("text/event-stream; charset=utf-8");
 const JSON: Option<&str> = Some("application/json");
 
@@ -60,7 +62,7 @@ fn responses_stream_gives_id_first_and_usage_last() {
     assert_eq!(usage.response_id.as_deref(), Some("resp_1"));
     // Cut off after the first event: the id is known, the usage is not.
     let begun = read(&RESPONSES_STREAM[..200], "/v1/responses", SSE);
-    assert_eq!(begun, Usage { token_counts: None, response_id: Some("resp_1".into()) });
+    assert_eq!(begun, Usage { response_id: Some("resp_1".into()), ..Usage::default() });
 }
 
 #[test]
@@ -78,7 +80,7 @@ fn leading_blanks_of_untyped_response_are_skipped() {
 #[test]
 fn messages_stream_gives_input_first_and_output_last() {
     let usage = read(MESSAGES_STREAM, "/v1/messages", SSE);
-    assert_eq!(usage, Usage { token_counts: counts(15, 42, 57, Some(2)), response_id: None });
+    assert_eq!(usage, Usage { token_counts: counts(15, 42, 57, Some(2)), ..Usage::default() });
 }
 
 #[test]
@@ -93,7 +95,7 @@ fn json_responses_of_each_route_are_read() {
     assert_eq!(read(message, "/v1/messages", JSON).token_counts, counts(4, 2, 6, None));
     let response = r#"{"completed_at":1,"id":"resp_2","object":"response","output":[{"id":"msg"}],"usage":{"input_tokens":4,"output_tokens":2,"total_tokens":6}}"#;
     let usage = read(response, "/v1/responses", Some("Application/JSON"));
-    assert_eq!(usage, Usage { token_counts: counts(4, 2, 6, None), response_id: Some("resp_2".into()) });
+    assert_eq!(usage, Usage { token_counts: counts(4, 2, 6, None), response_id: Some("resp_2".into()), details: None });
 }
 
 #[test]
@@ -153,7 +155,7 @@ fn response_of_20_mb_is_read_at_edges() {
         r#"{{"object":"response","model":"a\\\"b","id":"resp_9","output":[{{"id":"m","usage":{{"x":1}},"n":[{numbers}0]}}],"usage":{{"input_tokens":7,"output_tokens":1,"total_tokens":8}},"metadata":{{"usage":{{"kind":"x"}}}}}}"#
     );
     let usage = read_in(body.as_bytes().chunks(16_384), "/v1/responses", JSON);
-    assert_eq!(usage, Usage { token_counts: counts(7, 1, 8, None), response_id: Some("resp_9".into()) });
+    assert_eq!(usage, Usage { token_counts: counts(7, 1, 8, None), response_id: Some("resp_9".into()), details: None });
 }
 
 #[test]

@@ -92,7 +92,7 @@ fn shortest_worker_messages_are_read() {
         r#"{"type": "pong"}"#,
         r#"{"type": "pong", "current_load": null, "timestamp_unix_ms": null}"#,
         r#"{"type": "response_complete", "request_id": "r", "status_code": 200, "headers": {}, "body": null,
-                "token_counts": null}"#,
+                "token_counts": null, "details": null}"#,
         r#"{"type": "error", "message": "something went wrong"}"#,
     ];
     for text in messages {

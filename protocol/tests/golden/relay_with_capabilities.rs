@@ -18,7 +18,7 @@ fn request() {
     golden::<RelayToWorker>(
         r#"{"type": "request", "request_id": "r-17", "model": "qwen", "endpoint_path": "/v1/responses/resp_1?x=%20",
                 "is_streaming": false, "headers": {"accept": "a, b"}, "stream": 17, "method": "GET",
-                "content_length": 0, "window": 65536}"#,
+                "content_length": 0, "window": 65536, "wants_details": true}"#,
     );
 }
 
@@ -31,6 +31,7 @@ fn request_with_default_method() {
         panic!("no request")
     };
     assert_eq!((request.method, request.body, request.window), (None, None, None));
+    assert!(!request.wants_details, "a relay that does not know the field wants no details");
 }
 
 #[test]

@@ -75,6 +75,11 @@ fn response_complete() {
                 "token_counts": {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3, "cached_tokens": 1}}"#,
     );
     golden::<WorkerToRelay>(r#"{"type": "response_complete", "request_id": "r-17"}"#);
+    golden::<WorkerToRelay>(
+        r#"{"type": "response_complete", "request_id": "r-17",
+                "details": {"backend": "vllm", "model": "qwen", "id": "chatcmpl-1", "finish_reasons": ["stop", "length"]}}"#,
+    );
+    golden::<WorkerToRelay>(r#"{"type": "response_complete", "request_id": "r-17", "details": {"model": "qwen"}}"#);
 }
 
 #[test]

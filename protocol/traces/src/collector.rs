@@ -30,8 +30,34 @@ use crate::settings::{SettingError, Target};
 /// More than any collector returns.
 const MAX_ANSWER_BYTES: usize = 64 << 10;
 
+/// The data that a collector receives.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Signal {
+    Traces,
+    Metrics,
+}
+
+impl Signal {
+    /// The log line for a collector that has become unavailable.
+    fn away(self) -> &'static str {
+        match self {
+            Self::Traces => "cannot export traces; dropping them until the collector is reachable again",
+            Self::Metrics => "cannot export metrics; retrying at each interval",
+        }
+    }
+
+    /// The log line for a collector that is available again.
+    fn back(self) -> &'static str {
+        match self {
+            Self::Traces => "trace export resumed",
+            Self::Metrics => "metric export resumed",
+        }
+    }
+}
+
 /// The collector, as the exporter's thread uses it.
 pub(crate) struct Collector {
+    signal: Signal,
     shown: String,
     timeout: Duration,
     /// Present if the address is `https`.
@@ -49,23 +75,18 @@ impl fmt::Debug for Collector {
 }
 
 impl Collector {
-    pub(crate) fn new(target: &Target, runtime: Option<Handle>) -> Result<Self, SettingError> {
+    pub(crate) fn new(target: &Target, signal: Signal, runtime: Option<Handle>) -> Result<Self, SettingError> {
         let tls = (target.url.scheme() == "https").then(|| connector(target.ca_file.as_deref())).transpose()?;
-        Ok(Self { shown: target.shown(), timeout: target.timeout, tls, runtime, is_away: AtomicBool::new(false) })
+        let (shown, timeout) = (target.shown(), target.timeout);
+        Ok(Self { signal, shown, timeout, tls, runtime, is_away: AtomicBool::new(false) })
     }
 
     /// Logs one line when the collector becomes unavailable, and one when it is available again.
     fn note(&self, problem: Option<&str>) {
         let was_away = self.is_away.swap(problem.is_some(), Ordering::Relaxed);
         match (problem, was_away) {
-            (Some(problem), false) => {
-                tracing::warn!(
-                    collector = self.shown,
-                    problem,
-                    "cannot export traces; dropping them until the collector is reachable again"
-                );
-            }
-            (None, true) => tracing::info!(collector = self.shown, "trace export resumed"),
+            (Some(problem), false) => tracing::warn!(collector = self.shown, problem, "{}", self.signal.away()),
+            (None, true) => tracing::info!(collector = self.shown, "{}", self.signal.back()),
             (Some(_), true) | (None, false) => {}
         }
     }
@@ -76,7 +97,7 @@ impl HttpClient for Collector {
     async fn send_bytes(&self, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
         // The exporter's thread has no reactor. It waits only for this task, at most until the deadline.
         let (tls, limit) = (self.tls.clone(), self.timeout);
-        let runtime = self.runtime.as_ref().ok_or("trace export is disabled")?;
+        let runtime = self.runtime.as_ref().ok_or("the export is disabled")?;
         let sending = runtime.spawn(async move { tokio::time::timeout(limit, post(tls, request)).await });
         let sent = match sending.await {
             Ok(Ok(sent)) => sent,

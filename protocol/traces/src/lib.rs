@@ -1,4 +1,4 @@
-//! OpenTelemetry traces of the relay and the worker.
+//! OpenTelemetry traces of the relay and the worker, and the export of their metrics.
 //!
 //! Spans are created by hand at the few places that know a request's life, not by a layer over all log events: a layer
 //! would have to check every event of every library, and the fields of a log line are not the attributes of a span.
@@ -13,11 +13,13 @@
 
 mod collector;
 mod context;
+mod metrics;
 mod queue;
 mod settings;
 mod span;
 
 pub use context::{Parent, TRACEPARENT, TRACESTATE};
+pub use metrics::{Gather, GatherFuture, MetricExport, MetricsTarget};
 pub use opentelemetry::trace::{SpanContext, SpanKind};
 pub use queue::{Loss, OnLoss};
 pub use settings::{ENDPOINT, SettingError, Target};
@@ -32,10 +34,10 @@ use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::trace::{SdkTracer, SdkTracerProvider};
 use tokio::runtime::Handle;
 
-use collector::Collector;
+use collector::{Collector, Signal};
 use queue::Queue;
 
-/// How long the last batch may take when the program ends. A user may be waiting for the end, but not for spans.
+/// How long the last export may take when the program ends. A user may be waiting for the end, but not for telemetry.
 const FLUSH_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Creates and exports spans. Clones share one exporter.
@@ -45,7 +47,7 @@ pub struct Traces {
     tracer: SdkTracer,
 }
 
-/// The source of the spans, unless `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES` override it.
+/// The source of spans and metrics, unless `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES` override it.
 #[derive(Clone, Copy, Debug)]
 pub struct Service<'a> {
     /// The program's name.
@@ -62,7 +64,7 @@ impl Traces {
     /// that is dropped, but not for spans that a collector rejects in a successful response, nor for those left at the
     /// end. It is called once at the start with 0 spans for each reason.
     pub fn start(target: &Target, service: &Service<'_>, on_loss: OnLoss) -> Result<Self, SettingError> {
-        let exporter = exporter(target, Collector::new(target, Some(Handle::current()))?)?;
+        let exporter = exporter(target, Collector::new(target, Signal::Traces, Some(Handle::current()))?)?;
         Loss::ALL.into_iter().for_each(|loss| on_loss(loss, 0));
         let queue = Queue::new(exporter, on_loss);
         let provider = SdkTracerProvider::builder().with_span_processor(queue).with_resource(resource(service)).build();
@@ -90,7 +92,7 @@ impl Traces {
 impl Target {
     /// Checks for the errors of [`Traces::start`], without a thread, a connection or a runtime.
     pub fn check(&self) -> Result<(), SettingError> {
-        exporter(self, Collector::new(self, None)?).map(|_| ())
+        exporter(self, Collector::new(self, Signal::Traces, None)?).map(|_| ())
     }
 }
 

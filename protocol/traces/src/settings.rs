@@ -1,20 +1,17 @@
-//! Settings of the export of traces: our own setting, and OpenTelemetry's environment variables.
+//! Settings of the export: our own setting, and OpenTelemetry's environment variables.
 
 use std::fmt;
 use std::time::Duration;
 
 use url::Url;
 
-/// The path that traces add to a collector's base address.
-const TRACES_PATH: &str = "/v1/traces";
 /// OpenTelemetry's own default.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The name of our setting in errors, as flag and variable.
 pub const ENDPOINT: &str = "OTEL_EXPORTER_OTLP_ENDPOINT (--otlp-endpoint)";
-const TRACES_ENDPOINT: &str = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT";
 
-/// The collector that receives the traces.
+/// The collector that receives one signal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
     pub(crate) url: Url,
@@ -57,30 +54,32 @@ impl Target {
     /// Returns the target, given the base address and the setting it came from, if any. `None` (the default) disables
     /// the export.
     pub fn resolve(base: Option<(&str, &str)>) -> Result<Option<Self>, SettingError> {
-        Self::resolve_with(base, |variable| std::env::var(variable).ok())
+        Self::resolve_with(base, &Source(&|name| std::env::var(name).ok()))
     }
 
-    fn resolve_with(
+    fn resolve_with(base: Option<(&str, &str)>, source: &Source<'_>) -> Result<Option<Self>, SettingError> {
+        let is_off = source.is_disabled() || source.variable("OTEL_TRACES_EXPORTER").is_some_and(|text| text == "none");
+        if is_off { Ok(None) } else { Self::of_signal("TRACES", base, source) }
+    }
+
+    /// Returns the target of `TRACES` or `METRICS`, whose own variables take precedence; `None` without an address.
+    pub(crate) fn of_signal(
+        signal: &str,
         base: Option<(&str, &str)>,
-        variable: impl Fn(&str) -> Option<String>,
+        source: &Source<'_>,
     ) -> Result<Option<Self>, SettingError> {
-        // An empty variable is treated as unset: the specification, Compose files and charts agree on that.
-        let variable = |name: &str| variable(name).map(|text| text.trim().to_owned()).filter(|text| !text.is_empty());
-        let either = |of_traces: &str, of_all: &str| variable(of_traces).or_else(|| variable(of_all));
-        let is_off = variable("OTEL_SDK_DISABLED").is_some_and(|text| text.eq_ignore_ascii_case("true"))
-            || variable("OTEL_TRACES_EXPORTER").is_some_and(|text| text == "none");
-        if is_off {
-            return Ok(None);
-        }
+        let own = |name: &str| format!("OTEL_EXPORTER_OTLP_{signal}_{name}");
+        // The path that the signal adds to a collector's base address.
+        let path = format!("/v1/{}", signal.to_ascii_lowercase());
         let base = base.map(|(setting, base)| (setting, base.trim())).filter(|(_, base)| !base.is_empty());
-        let url = match (variable(TRACES_ENDPOINT), base) {
-            (Some(whole), _) => address(TRACES_ENDPOINT, &whole, "")?,
-            (None, Some((setting, base))) => address(setting, base, TRACES_PATH)?,
+        let url = match (source.variable(&own("ENDPOINT")), base) {
+            (Some(whole), _) => address(&own("ENDPOINT"), &whole, &path, false)?,
+            (None, Some((setting, base))) => address(setting, base, &path, true)?,
             (None, None) => return Ok(None),
         };
-        let millis = either("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "OTEL_EXPORTER_OTLP_TIMEOUT");
+        let millis = source.either(&own("TIMEOUT"), "OTEL_EXPORTER_OTLP_TIMEOUT");
         let timeout = millis.and_then(|text| text.parse().ok()).map_or(DEFAULT_TIMEOUT, Duration::from_millis);
-        let ca_file = either("OTEL_EXPORTER_OTLP_TRACES_CERTIFICATE", "OTEL_EXPORTER_OTLP_CERTIFICATE");
+        let ca_file = source.either(&own("CERTIFICATE"), "OTEL_EXPORTER_OTLP_CERTIFICATE");
         Ok(Some(Self { url, timeout, ca_file }))
     }
 
@@ -90,9 +89,30 @@ impl Target {
     }
 }
 
-fn address(setting: &str, text: &str, path: &str) -> Result<Url, SettingError> {
+/// The environment variables.
+pub(crate) struct Source<'a>(pub(crate) &'a dyn Fn(&str) -> Option<String>);
+
+impl Source<'_> {
+    /// Returns a variable. An empty one is treated as unset: the specification, Compose files and charts agree on that.
+    pub(crate) fn variable(&self, name: &str) -> Option<String> {
+        (self.0)(name).map(|text| text.trim().to_owned()).filter(|text| !text.is_empty())
+    }
+
+    /// Returns the variable of one signal, or else that of all.
+    pub(crate) fn either(&self, of_signal: &str, of_all: &str) -> Option<String> {
+        self.variable(of_signal).or_else(|| self.variable(of_all))
+    }
+
+    /// True if all exports are disabled.
+    pub(crate) fn is_disabled(&self) -> bool {
+        self.variable("OTEL_SDK_DISABLED").is_some_and(|text| text.eq_ignore_ascii_case("true"))
+    }
+}
+
+/// Parses an address; adds the path to a base address.
+fn address(setting: &str, text: &str, path: &str, is_base: bool) -> Result<Url, SettingError> {
     let allowed = || {
-        let example = format!("http://collector:4318{}", if path.is_empty() { TRACES_PATH } else { "" });
+        let example = format!("http://collector:4318{}", if is_base { "" } else { path });
         let how = "its value (not shown) is not allowed: the URL of a collector that accepts OTLP over HTTP, such as";
         SettingError::new(setting, format!("{how} {example}; put a password into OTEL_EXPORTER_OTLP_HEADERS"))
     };
@@ -103,8 +123,9 @@ fn address(setting: &str, text: &str, path: &str) -> Result<Url, SettingError> {
     if !is_http || !is_plain {
         return Err(allowed());
     }
-    let whole = format!("{}{path}", if path.is_empty() { url.path() } else { url.path().trim_end_matches('/') });
-    url.set_path(&whole);
+    if is_base {
+        url.set_path(&format!("{}{path}", url.path().trim_end_matches('/')));
+    }
     Ok(url)
 }
 
@@ -112,11 +133,12 @@ fn address(setting: &str, text: &str, path: &str) -> Result<Url, SettingError> {
 mod tests {
     use super::*;
 
+    const TRACES_ENDPOINT: &str = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT";
+
     fn resolve(base: Option<&str>, variables: &[(&str, &str)]) -> Result<Option<Target>, SettingError> {
         let value = |name: &str| variables.iter().find(|(known, _)| *known == name);
-        Target::resolve_with(base.map(|base| (ENDPOINT, base)), |name| {
-            value(name).map(|(_, value)| (*value).to_owned())
-        })
+        let value = |name: &str| value(name).map(|(_, value)| (*value).to_owned());
+        Target::resolve_with(base.map(|base| (ENDPOINT, base)), &Source(&value))
     }
 
     fn url(base: Option<&str>, variables: &[(&str, &str)]) -> Option<String> {

@@ -3,7 +3,7 @@
 use std::time::{Instant, SystemTime};
 
 use opentelemetry::trace::{Span as _, SpanBuilder, SpanContext, SpanKind, Status, TraceContextExt, Tracer};
-use opentelemetry::{Context, KeyValue, Value};
+use opentelemetry::{Array, Context, KeyValue, StringValue, Value};
 use opentelemetry_sdk::trace::SdkTracer;
 
 use crate::{context, wall_clock};
@@ -43,6 +43,16 @@ impl Span {
         if self.span.is_recording() {
             self.span.set_attribute(KeyValue::new(key, value));
         }
+    }
+
+    /// Sets an attribute that is a list of texts.
+    pub fn set_texts(&mut self, key: &'static str, texts: Vec<String>) {
+        self.set(key, Value::Array(Array::String(texts.into_iter().map(StringValue::from).collect())));
+    }
+
+    /// True if the span is sampled, so that attributes are kept.
+    pub fn is_recording(&self) -> bool {
+        self.span.is_recording()
     }
 
     /// Links to a span whose work this one repeats.

@@ -1,7 +1,9 @@
 //! One client request outside of the core: the data to send, the exchange of its response, and its progress.
 
+mod conversation_id;
 mod trace;
 
+pub use conversation_id::ConversationIds;
 pub use trace::{RequestTrace, TraceEnd};
 
 use std::collections::BTreeMap;
@@ -114,6 +116,7 @@ impl RequestRecord {
             stream: Some(stream),
             content_length: Some(self.body.len() as u64),
             window,
+            wants_details: self.trace.as_ref().is_some_and(|trace| trace.wants_details()),
             ..self.envelope(request_id)
         }))
     }

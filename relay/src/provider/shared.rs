@@ -12,6 +12,7 @@ use crate::dispatch::{RequestKey, WorkerKey};
 use crate::net::budget::Budget;
 use crate::provider::affinity::Affinity;
 use crate::provider::operations::Operations;
+use crate::provider::request::ConversationIds;
 use crate::settings::config::Config;
 use crate::telemetry::metrics::Metrics;
 
@@ -45,6 +46,8 @@ pub struct Shared {
     pub metrics: Arc<Metrics>,
     /// The source of spans, if traces are exported.
     pub traces: Option<Traces>,
+    /// Makes the pseudonyms of conversations, if traces show them.
+    pub conversation_ids: Option<ConversationIds>,
     /// Random per process.
     pub relay_id: String,
     /// When the process started.
@@ -64,6 +67,7 @@ impl Shared {
     pub fn new(config: Config, metrics: Arc<Metrics>, traces: Option<Traces>, relay_id: String) -> Arc<Self> {
         Arc::new(Self {
             budget: Budget::new(config.max_buffered_bytes),
+            conversation_ids: config.trace_conversations.then(ConversationIds::new),
             config: ArcSwap::from_pointee(config),
             affinity: Affinity::default(),
             operations: Operations::default(),

@@ -272,9 +272,14 @@ pub struct Args {
     #[arg(long, env = "STREAM_KEEPALIVE_SECS", value_name = "SECONDS", default_value = "0", value_parser = values::seconds_or_zero)]
     pub stream_keepalive_secs: Duration,
 
-    /// Collector to which OpenTelemetry traces are exported (OTLP over HTTP), such as http://collector:4318. [default: none]
+    /// Collector to which OpenTelemetry traces, and with OTEL_METRICS_EXPORTER=otlp metrics, are exported (OTLP over HTTP), such
+    /// as http://collector:4318. [default: none]
     #[arg(long, env = "OTEL_EXPORTER_OTLP_ENDPOINT", value_name = "URL", hide_env_values = true)]
     pub otlp_endpoint: Option<String>,
+
+    /// Export a pseudonym of each request's conversation with its trace.
+    #[arg(long, env = "TRACE_CONVERSATIONS", value_name = "BOOL", default_value = "false", num_args = 0..=1, default_missing_value = "true", value_parser = values::boolean)]
+    pub trace_conversations: bool,
 
     /// error, warn, info, debug or trace, or directives such as info,modelrelay_relay=debug.
     #[arg(long, env = "LOG_LEVEL", value_name = "LEVEL", default_value = "info", value_parser = values::log_filter)]

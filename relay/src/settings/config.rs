@@ -13,7 +13,7 @@ use std::time::Duration;
 use modelrelay_protocol::cidr::Cidr;
 use modelrelay_protocol::config_hash::content_hash;
 use modelrelay_protocol::secret::{Secret, bare};
-use modelrelay_traces::{ENDPOINT, Target};
+use modelrelay_traces::{ENDPOINT, MetricsTarget, Target};
 
 use crate::http::base_path;
 use crate::keys::secret::ClusterAccess;
@@ -112,6 +112,10 @@ pub struct Config {
     pub stream_keepalive: Option<Duration>,
     /// The target to which traces are exported, if any.
     pub traces: Option<Target>,
+    /// True if traces show pseudonyms of conversations.
+    pub trace_conversations: bool,
+    /// The target to which metrics are exported, if any.
+    pub metric_export: Option<MetricsTarget>,
     /// The filter of the log.
     pub log_filter: LogFilter,
     /// The format of the log.
@@ -338,6 +342,8 @@ fn relay_wide(args: &Args) -> Result<Config, ConfigError> {
         shutdown_grace: args.shutdown_grace_secs,
         stream_keepalive: (!args.stream_keepalive_secs.is_zero()).then_some(args.stream_keepalive_secs),
         traces: traces(args)?,
+        trace_conversations: args.trace_conversations,
+        metric_export: metric_export(args)?,
         log_filter: args.log_level.clone(),
         log_format: args.log_format,
         config_file: config_path(args),
@@ -352,6 +358,12 @@ fn relay_wide(args: &Args) -> Result<Config, ConfigError> {
 fn traces(args: &Args) -> Result<Option<Target>, ConfigError> {
     let target = Target::resolve(args.otlp_endpoint.as_deref().map(|address| (ENDPOINT, address)))?;
     target.as_ref().map(Target::check).transpose()?;
+    Ok(target)
+}
+
+fn metric_export(args: &Args) -> Result<Option<MetricsTarget>, ConfigError> {
+    let target = MetricsTarget::resolve(args.otlp_endpoint.as_deref().map(|address| (ENDPOINT, address)))?;
+    target.as_ref().map(MetricsTarget::check).transpose()?;
     Ok(target)
 }
 

@@ -13,6 +13,7 @@ use std::time::Duration;
 use modelrelay_platform::log;
 use modelrelay_protocol::paths::Endpoint;
 use modelrelay_traces::Loss;
+use prometheus::proto::MetricFamily;
 use prometheus::{Encoder, TextEncoder};
 
 mod families;
@@ -155,16 +156,21 @@ impl Metrics {
         self.families.tls_ok.with_label_values::<&str>(&[]).set(0);
     }
 
-    /// The response to a scrape.
-    pub fn render(&self, source: &dyn StateSource) -> String {
+    /// The present values of all families.
+    pub fn gather(&self, source: &dyn StateSource) -> Vec<MetricFamily> {
         let state = source.state();
         let _one_at_a_time = self.scrape.lock().unwrap_or_else(PoisonError::into_inner);
         self.families.gauges.show(&state);
         process::show(&self.families.process);
         let dropped = &self.families.log_lines_dropped;
         dropped.inc_by(log::dropped_lines().saturating_sub(dropped.get()));
+        self.families.registry.gather()
+    }
+
+    /// The response to a scrape.
+    pub fn render(&self, source: &dyn StateSource) -> String {
         let mut text = Vec::new();
-        if let Err(error) = TextEncoder::new().encode(&self.families.registry.gather(), &mut text) {
+        if let Err(error) = TextEncoder::new().encode(&self.gather(source), &mut text) {
             tracing::error!(%error, "cannot encode metrics");
         }
         String::from_utf8_lossy(&text).into_owned()

@@ -23,7 +23,10 @@ pub fn check(args: &Args) -> Result<CheckReport, Vec<SettingError>> {
     let settings = Settings::check(args)?;
     trust(settings.live.relay_ca_file.as_ref()).map_err(|error| vec![error])?;
     if let Some(target) = &settings.traces {
-        target.check().map_err(|error| vec![settings::trace_error(&error)])?;
+        target.check().map_err(|error| vec![settings::export_error(&error)])?;
+    }
+    if let Some(target) = &settings.metric_export {
+        target.check().map_err(|error| vec![settings::export_error(&error)])?;
     }
     let credential = settings.live.credential.read();
     let warnings = credential.err().map(|error| format!("the worker would wait for this: {error}"));

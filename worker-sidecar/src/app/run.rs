@@ -64,6 +64,7 @@ async fn serve(args: &Args, settings: Settings) -> Result<(), SettingError> {
     let first_signal = shutdown::first_signal().map_err(|error| SettingError::hidden("signals", error.to_string()))?;
     let listener = probe::bind(settings.probe).await?;
     let worker = Arc::new(Worker::new(settings)?);
+    let metric_export = worker.start_metric_export()?;
     tokio::spawn(probe::serve(listener, Arc::clone(&worker)));
     if let Some(path) = args.config.clone() {
         let (apply, refuse) = (Arc::clone(&worker), Arc::clone(&worker));
@@ -75,9 +76,17 @@ async fn serve(args: &Args, settings: Settings) -> Result<(), SettingError> {
     // `systemctl start` returns here, and fails if the settings are wrong. Waiting for an unavailable relay comes afterwards.
     readiness::report();
     work(&worker, first_signal).await;
-    if let Some(traces) = worker.traces.clone() {
-        traces.shutdown().await;
-    }
+    let last_metrics = async {
+        if let Some(export) = metric_export {
+            export.shutdown().await;
+        }
+    };
+    let last_traces = async {
+        if let Some(traces) = worker.traces.clone() {
+            traces.shutdown().await;
+        }
+    };
+    tokio::join!(last_metrics, last_traces);
     Ok(())
 }
 

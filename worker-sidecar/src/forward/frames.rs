@@ -28,10 +28,12 @@ pub(super) async fn answer(job: &Job, backend: &Backend) -> Result<Passed, Failu
         }
     }
     let usage = usage.finish();
+    let details = usage.details.and_then(|details| Job::details_of(backend, details));
     let complete = WorkerToRelay::ResponseComplete(ResponseComplete {
         request_id: job.key.id.to_string(),
         token_counts: usage.token_counts,
         response_id: usage.response_id,
+        details,
         ..ResponseComplete::default()
     });
     Ok(Passed { complete, answer: Some(answer) })

@@ -101,7 +101,7 @@ async fn stream(job: &Job, mut answer: Answer) -> Passed {
         headers: Some(headers),
         token_counts: usage.token_counts,
         response_id: usage.response_id,
-        body: None,
+        ..ResponseComplete::default()
     });
     Passed { complete, answer }
 }
@@ -132,6 +132,7 @@ async fn whole(job: &Job, answer: &mut Answer) -> Result<WorkerToRelay, Failure>
         body: Some(body),
         token_counts: usage.token_counts,
         response_id: usage.response_id,
+        details: None,
     });
     // Escapes make a message longer than its body; the published relay's library rejects frames above this limit.
     if encode(&message).len() > MAX_OLD_WORKER_MESSAGE_BYTES {

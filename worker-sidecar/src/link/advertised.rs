@@ -3,7 +3,7 @@
 use modelrelay_protocol::model_details::DetailsByModel;
 use modelrelay_protocol::names::Naming;
 
-use crate::settings::{BackendSettings, Declared, Engine};
+use crate::settings::{BackendSettings, Declared, Engine, OLLAMA_PORT};
 
 /// The models in `register` and `models_update`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -17,9 +17,6 @@ pub struct Advertised {
     /// The models whose requests the backend fails, in order.
     pub failing: Vec<String>,
 }
-
-/// Ollama's own port.
-const OLLAMA_PORT: u16 = 11434;
 
 /// Returns how this backend matches names. Ollama is recognised by the settings or by its port.
 pub fn naming(backend: &BackendSettings) -> Naming {

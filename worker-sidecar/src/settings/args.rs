@@ -77,7 +77,7 @@ pub struct Args {
     /// File that holds these headers, one per line; read again at every dial [default: none]
     #[arg(long, env = "RELAY_HEADERS_FILE", value_name = "FILE")]
     pub relay_headers_file: Option<PathBuf>,
-    /// Collector to which OpenTelemetry traces are exported (OTLP over HTTP), such as http://collector:4318 [default: none]
+    /// Collector to which OpenTelemetry traces, and with OTEL_METRICS_EXPORTER=otlp metrics, are exported (OTLP over HTTP), such as http://collector:4318 [default: none]
     #[arg(long, env = "OTEL_EXPORTER_OTLP_ENDPOINT", value_name = "URL", hide_env_values = true)]
     pub otlp_endpoint: Option<String>,
     /// Log level: error, warn, info, debug or trace [default: info]

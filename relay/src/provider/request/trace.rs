@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 
 use http::{HeaderMap, Method};
 use modelrelay_protocol::error::ApiError;
-use modelrelay_protocol::message::TokenCounts;
+use modelrelay_protocol::limits::{MAX_FINISH_REASON_BYTES, MAX_FINISH_REASONS, MAX_ID_BYTES, MAX_MODEL_CHARS};
+use modelrelay_protocol::message::{ResponseDetails, TokenCounts};
+use modelrelay_protocol::names::printable;
 use modelrelay_protocol::paths::{Endpoint, POST_PATHS};
 use modelrelay_traces::{Parent, Span, SpanContext, SpanKind, TRACEPARENT, TRACESTATE, Traces};
 
@@ -18,6 +20,9 @@ use crate::telemetry::metrics::Outcome;
 
 /// A shorter wait has no span: the request was sent as it came.
 const SHORTEST_WAIT: Duration = Duration::from_millis(1);
+
+/// The longest name of a kind of backend.
+const MAX_BACKEND_CHARS: usize = 32;
 
 /// The spans of one request.
 #[derive(Debug)]
@@ -77,6 +82,27 @@ impl RequestTrace {
     /// The id of the trace, for the log.
     pub fn id(&self) -> &str {
         &self.trace_id
+    }
+
+    /// True if the details of the response would be exported.
+    pub fn wants_details(&self) -> bool {
+        self.lock().as_ref().is_some_and(|spans| spans.server.is_recording())
+    }
+
+    /// Sets the pseudonym of the request's conversation.
+    pub fn set_conversation(&self, pseudonym: String) {
+        if let Some(spans) = self.lock().as_mut() {
+            spans.server.set("gen_ai.conversation.id", pseudonym);
+        }
+    }
+
+    /// Sets the details of the response. A worker may report anything, so all texts are cut.
+    pub fn set_details(&self, details: &ResponseDetails) {
+        let mut spans = self.lock();
+        let Some(Spans { server, attempt, .. }) = spans.as_mut() else { return };
+        for span in attempt.iter_mut().chain([server]) {
+            describe(span, details);
+        }
     }
 
     /// Begins an attempt, after this time in the queue.
@@ -155,6 +181,9 @@ impl RequestTrace {
         if let Some(tokens) = how.tokens {
             server.set("gen_ai.usage.input_tokens", count(tokens.prompt_tokens));
             server.set("gen_ai.usage.output_tokens", count(tokens.completion_tokens));
+            if let Some(cached) = tokens.cached_tokens {
+                server.set("gen_ai.usage.cache_read.input_tokens", count(cached));
+            }
         }
         end(&mut server, outcome, code, is_broken);
     }
@@ -180,6 +209,25 @@ fn end(span: &mut Span, outcome: Outcome, code: u16, is_broken: bool) {
     span.set("modelrelay.outcome", outcome.as_str());
     if code >= 500 || is_broken {
         span.fail(outcome.as_str());
+    }
+}
+
+/// Sets the attributes of a response.
+fn describe(span: &mut Span, details: &ResponseDetails) {
+    let texts = [
+        ("gen_ai.provider.name", &details.backend, MAX_BACKEND_CHARS),
+        ("gen_ai.response.model", &details.model, MAX_MODEL_CHARS),
+        ("gen_ai.response.id", &details.id, MAX_ID_BYTES),
+    ];
+    for (key, text, longest) in texts {
+        if let Some(text) = text {
+            span.set(key, printable(text, longest));
+        }
+    }
+    if !details.finish_reasons.is_empty() {
+        let reasons = details.finish_reasons.iter().take(MAX_FINISH_REASONS);
+        let reasons = reasons.map(|reason| printable(reason, MAX_FINISH_REASON_BYTES)).collect();
+        span.set_texts("gen_ai.response.finish_reasons", reasons);
     }
 }
 

@@ -180,6 +180,9 @@ fn response_complete(provider: &Arc<Provider>, link: &WorkerLink, mut complete: 
         }
     }
     held.record.progress().token_counts = complete.token_counts;
+    if let (Some(trace), Some(details)) = (&held.record.trace, &complete.details) {
+        trace.set_details(details);
+    }
     if let (Some(id), Some(instance)) = (register::accepted_id(complete.response_id.as_deref()), &link.info.instance) {
         let origin = Origin {
             provider: Arc::clone(&provider.name),

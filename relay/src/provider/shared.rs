@@ -12,8 +12,8 @@ use crate::dispatch::{RequestKey, WorkerKey};
 use crate::net::budget::Budget;
 use crate::provider::affinity::Affinity;
 use crate::provider::operations::Operations;
-use crate::provider::request::ConversationIds;
-use crate::settings::config::Config;
+use crate::provider::request::{ConversationIds, RequestTrace};
+use crate::settings::config::{Config, ProviderConfig};
 use crate::telemetry::metrics::Metrics;
 
 /// The progress of the process towards its end.
@@ -82,6 +82,15 @@ impl Shared {
             next_request: AtomicU64::new(1),
             next_worker: AtomicU64::new(1),
         })
+    }
+
+    /// Shows the pseudonym of a request's conversation in its trace, if this is configured.
+    pub fn trace_conversation(&self, trace: &RequestTrace, provider: &ProviderConfig, conversation: Option<u64>) {
+        let secrets = provider.worker_secrets.iter().map(|secret| &secret.secret);
+        let pseudonym = self.conversation_ids.as_ref().and_then(|ids| ids.pseudonym(secrets, conversation));
+        if let Some(pseudonym) = pseudonym {
+            trace.set_conversation(pseudonym);
+        }
     }
 
     /// The next position in the queue.

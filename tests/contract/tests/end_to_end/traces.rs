@@ -2,6 +2,8 @@
 
 mod away;
 mod collector;
+mod details;
+mod metrics;
 
 use modelrelay_harness::client::Request;
 use modelrelay_harness::fake_backend::{Answer, FakeBackend};

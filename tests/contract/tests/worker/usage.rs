@@ -1,7 +1,7 @@
-//! Token counts and response ids, read while forwarding in all three dialects.
+//! Token counts, response ids and details, read while forwarding in all three dialects.
 
 use modelrelay_harness::fake_backend::Answer;
-use modelrelay_harness::fake_relay::RequestSpec;
+use modelrelay_harness::fake_relay::{Ack, RequestSpec};
 use modelrelay_harness::worker_process::Rig;
 use serde_json::{Value, json};
 
@@ -17,8 +17,12 @@ async fn unary(path: &str, body: &Value) -> Value {
 
 /// Returns `response_complete` for a stream of these events, which the backend writes byte by byte.
 async fn streamed(path: &str, events: &[(&str, Value)]) -> Value {
+    streamed_for(&RequestSpec::stream("m").path(path), events).await
+}
+
+async fn streamed_for(spec: &RequestSpec, events: &[(&str, Value)]) -> Value {
     let mut rig = Rig::core1().await;
-    let request = rig.link.send_request(&RequestSpec::stream("m").path(path));
+    let request = rig.link.send_request(spec);
     let mut call = rig.backend.call().await;
     call.start_stream().await;
     let mut body = Vec::new();
@@ -139,4 +143,35 @@ async fn embedding_tokens_are_counted() {
     let usage = json!({"prompt_tokens": 6, "total_tokens": 6});
     let end = unary("/v1/embeddings", &json!({"object": "list", "data": [], "usage": usage})).await;
     assert_eq!((&end["token_counts"]["prompt_tokens"], &end["token_counts"]["total_tokens"]), (&json!(6), &json!(6)));
+}
+
+#[tokio::test]
+async fn details_are_sent_only_if_wanted() {
+    let choice = json!({"index": 0, "delta": {}, "finish_reason": "length"});
+    let events = [
+        (
+            "",
+            json!({"id": "chatcmpl-1", "model": "org/m", "choices": [{"delta": {"content": "hi"}, "finish_reason": null}]}),
+        ),
+        ("", json!({"id": "chatcmpl-1", "model": "org/m", "choices": [choice]})),
+        ("", json!({"id": "chatcmpl-1", "model": "org/m", "choices": [], "usage": counts(4, 5)})),
+        ("", json!("[DONE]")),
+    ];
+    let wanted = streamed_for(&RequestSpec::stream("m").wants_details(), &events).await;
+    let details = json!({"model": "org/m", "id": "chatcmpl-1", "finish_reasons": ["length"]});
+    assert_eq!((&wanted["details"], &wanted["token_counts"]), (&details, &counts(4, 5)));
+    let unwanted = streamed("/v1/chat/completions", &events).await;
+    assert_eq!((unwanted.get("details"), &unwanted["token_counts"]), (None, &counts(4, 5)));
+}
+
+#[tokio::test]
+async fn details_name_kind_of_backend() {
+    let mut rig = Rig::with(&Ack::core1(), 1, |worker| worker.env("BACKEND_ENGINE", "llama-server")).await;
+    let answer = Answer::json(200, &json!({"data": []}));
+    let end = rig.answered(&RequestSpec::chat("m").path("/v1/embeddings").wants_details(), &answer).await.end;
+    assert_eq!(end["details"], json!({"backend": "llama_cpp"}));
+    // An error has no other details.
+    let error = Answer::json(400, &json!({"id": "x", "model": "m"}));
+    let end = rig.answered(&RequestSpec::chat("m").wants_details(), &error).await.end;
+    assert_eq!(end["details"], json!({"backend": "llama_cpp"}));
 }

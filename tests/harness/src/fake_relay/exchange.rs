@@ -18,6 +18,7 @@ pub struct RequestSpec {
     body: Vec<u8>,
     window: Option<u64>,
     content_length: Option<u64>,
+    wants_details: bool,
 }
 
 /// A request that was sent.
@@ -77,6 +78,7 @@ impl RequestSpec {
             body: Vec::new(),
             window: None,
             content_length: None,
+            wants_details: false,
         }
     }
 
@@ -123,6 +125,12 @@ impl RequestSpec {
         Self { content_length: Some(content_length), ..self }
     }
 
+    /// Sets `wants_details`.
+    #[must_use]
+    pub fn wants_details(self) -> Self {
+        Self { wants_details: true, ..self }
+    }
+
     fn message(&self, request: &SentRequest, core1: bool) -> Value {
         let mut message = json!({
             "type": "request",
@@ -143,6 +151,9 @@ impl RequestSpec {
         }
         if let Some(window) = self.window {
             message["window"] = json!(window);
+        }
+        if self.wants_details {
+            message["wants_details"] = json!(true);
         }
         message
     }

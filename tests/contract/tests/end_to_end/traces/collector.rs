@@ -1,5 +1,6 @@
-//! A fake collector of traces: it parses real exports and keeps their spans.
+//! A fake collector of traces and metrics: it parses real exports and keeps their spans and metrics.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::io::Read;
 use std::sync::{Arc, Mutex};
@@ -7,9 +8,12 @@ use std::sync::{Arc, Mutex};
 use flate2::read::GzDecoder;
 use modelrelay_harness::fake_backend::{Answer, FakeBackend};
 use modelrelay_harness::{TEST_TIMEOUT, poll_for};
+use opentelemetry_proto::tonic::collector::metrics::v1::ExportMetricsServiceRequest;
 use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::common::v1::{AnyValue, KeyValue};
+use opentelemetry_proto::tonic::metrics::v1::Metric;
+use opentelemetry_proto::tonic::resource::v1::Resource;
 use opentelemetry_proto::tonic::trace::v1 as otlp;
 use prost::Message;
 
@@ -22,6 +26,8 @@ pub(super) struct Collector {
 #[derive(Default)]
 struct Taken {
     spans: Vec<Span>,
+    /// The last export of each service.
+    metrics: BTreeMap<String, Vec<Metric>>,
     raw: Vec<u8>,
 }
 
@@ -75,7 +81,7 @@ impl Collector {
         let taken = Arc::new(Mutex::new(Taken::default()));
         let (keep, count) = (Arc::clone(&taken), Mutex::new(0));
         http.answer_with(move |head, body| {
-            assert_eq!((head.path(), head.header("content-type")), ("/v1/traces", Some("application/x-protobuf")));
+            assert_eq!(head.header("content-type"), Some("application/x-protobuf"), "{}", head.path());
             let before = {
                 let mut count = count.lock().expect("the count");
                 *count += 1;
@@ -84,11 +90,13 @@ impl Collector {
             let status = status(before);
             if status == 200 {
                 let is_packed = head.header("content-encoding") == Some("gzip");
-                keep.lock().expect("no panic while the lock is held").take(&if is_packed {
-                    unpacked(body)
-                } else {
-                    body.to_vec()
-                });
+                let body = if is_packed { unpacked(body) } else { body.to_vec() };
+                let mut taken = keep.lock().expect("no panic while the lock is held");
+                match head.path() {
+                    "/v1/traces" => taken.take(&body),
+                    "/v1/metrics" => taken.take_metrics(&body),
+                    path => panic!("an export to {path}"),
+                }
             }
             Answer::new(status, &[("content-type", "application/x-protobuf")], b"")
         });
@@ -121,7 +129,13 @@ impl Collector {
         self.taken.lock().expect("no panic while the lock is held").spans.clone()
     }
 
-    /// True if any batch contains these bytes.
+    /// Returns the metrics of this service as of its last export.
+    pub(super) fn metrics(&self, service: &str) -> Vec<Metric> {
+        let taken = self.taken.lock().expect("no panic while the lock is held");
+        taken.metrics.get(service).cloned().unwrap_or_default()
+    }
+
+    /// True if any batch of spans contains these bytes.
     pub(super) fn has_received(&self, text: &str) -> bool {
         let taken = self.taken.lock().expect("no panic while the lock is held");
         taken.raw.windows(text.len()).any(|window| window == text.as_bytes())
@@ -133,13 +147,26 @@ impl Taken {
         self.raw.extend_from_slice(body);
         let batch = ExportTraceServiceRequest::decode(body).expect("a batch of spans");
         for resource in &batch.resource_spans {
-            let attributes = resource.resource.as_ref().map(|resource| &resource.attributes[..]).unwrap_or_default();
-            let service = attributes.iter().find(|it| it.key == "service.name");
-            let service = text(service.and_then(|it| it.value.as_ref()));
+            let service = service(resource.resource.as_ref());
             let spans = resource.scope_spans.iter().flat_map(|scope| &scope.spans);
             self.spans.extend(spans.map(|span| Span::new(&service, span)));
         }
     }
+
+    fn take_metrics(&mut self, body: &[u8]) {
+        let export = ExportMetricsServiceRequest::decode(body).expect("an export of metrics");
+        for resource in export.resource_metrics {
+            let metrics = resource.scope_metrics.into_iter().flat_map(|scope| scope.metrics).collect();
+            self.metrics.insert(service(resource.resource.as_ref()), metrics);
+        }
+    }
+}
+
+/// Returns the name of the service that exported this.
+fn service(resource: Option<&Resource>) -> String {
+    let attributes = resource.map(|resource| &resource.attributes[..]).unwrap_or_default();
+    let service = attributes.iter().find(|it| it.key == "service.name");
+    text(service.and_then(|it| it.value.as_ref()))
 }
 
 fn unpacked(body: &[u8]) -> Vec<u8> {
@@ -148,12 +175,15 @@ fn unpacked(body: &[u8]) -> Vec<u8> {
     bytes
 }
 
-fn text(value: Option<&AnyValue>) -> String {
+pub(super) fn text(value: Option<&AnyValue>) -> String {
     match value.and_then(|value| value.value.as_ref()) {
         Some(Value::StringValue(text)) => text.clone(),
         Some(Value::IntValue(number)) => number.to_string(),
         Some(Value::DoubleValue(number)) => number.to_string(),
         Some(Value::BoolValue(truth)) => truth.to_string(),
+        Some(Value::ArrayValue(list)) => {
+            list.values.iter().map(|value| text(Some(value))).collect::<Vec<_>>().join(",")
+        }
         _ => String::new(),
     }
 }

@@ -7,6 +7,7 @@
 
 use std::error::Error;
 use std::sync::Arc;
+use std::time::Instant;
 
 use axum::Router;
 use axum::body::Body;
@@ -19,6 +20,7 @@ use hyper::upgrade::OnUpgrade;
 use modelrelay_relay::app::server::{self, Serving};
 use modelrelay_relay::net;
 use modelrelay_relay::net::budget::Budget;
+use modelrelay_relay::net::unfinished::Unfinished;
 use modelrelay_relay::provider::shared::Shared;
 use modelrelay_relay::settings::cli::Args;
 use modelrelay_relay::settings::config::Config;
@@ -53,8 +55,8 @@ async fn connect(mut request: Request<Body>) -> Response {
     };
     tokio::spawn(async move {
         let Ok(upgraded) = upgrading.await else { return };
-        let liveness = Liveness::new(Budget::new(u64::MAX));
-        liveness.unfinished.allow_bodies();
+        let liveness = Liveness::new(Instant::now(), Unfinished::message(Budget::new(u64::MAX)));
+        liveness.guard.allow_bodies();
         if let Some((socket, _place)) = upgrade::open(upgraded, &liveness).await {
             echo(socket, &liveness).await;
         }
@@ -65,7 +67,7 @@ async fn connect(mut request: Request<Body>) -> Response {
 /// Echoes messages until the socket ends. A lower layer responds to pings and closes.
 async fn echo(mut socket: Socket, liveness: &Liveness) {
     while let Some(Ok(message)) = socket.next().await {
-        liveness.unfinished.end();
+        liveness.guard.end();
         if (message.is_text() || message.is_binary()) && socket.send(message).await.is_err() {
             return;
         }

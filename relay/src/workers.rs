@@ -12,6 +12,7 @@ pub mod session;
 pub mod upgrade;
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use axum::body::Body;
 use axum::extract::State;
@@ -23,6 +24,7 @@ use tracing::{debug, warn};
 pub use admission::Admission;
 use admission::WorkerHandshake;
 
+use crate::net::unfinished::Unfinished;
 use crate::provider::Provider;
 use crate::provider::shared::ProcessPhase;
 use crate::state::Relay;
@@ -61,7 +63,7 @@ pub async fn connect(State(relay): State<Arc<Relay>>, mut request: Request<Body>
 }
 
 async fn serve(upgraded: Upgraded, provider: Arc<Provider>, admission: Admission) {
-    let liveness = Liveness::new(Arc::clone(&provider.shared.budget));
+    let liveness = Liveness::new(Instant::now(), Unfinished::message(Arc::clone(&provider.shared.budget)));
     let Some((socket, _place)) = upgrade::open(upgraded, &liveness).await else {
         warn!("unexpected connection type of a worker");
         return;

@@ -183,7 +183,9 @@ impl Link {
 
     /// True if the relay has been silent past the limit, so that the link is lost even if its session has not noticed yet.
     pub fn is_overdue(&self) -> bool {
-        self.traffic.get().is_some_and(|traffic| traffic.is_silent(Instant::now()))
+        self.traffic.get().is_some_and(|traffic| {
+            traffic.guard.is_reached(Instant::now().saturating_duration_since(traffic.last_read()))
+        })
     }
 
     /// Queues a message of the link itself.

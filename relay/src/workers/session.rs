@@ -8,16 +8,16 @@ mod inbound;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use bytes::{BufMut, Bytes, BytesMut};
+use bytes::Bytes;
 use futures_util::stream::{SplitSink, SplitStream};
 use futures_util::{SinkExt, Stream, StreamExt};
+use modelrelay_net::encode_message;
 use modelrelay_protocol::limits::{
     ANSWER_WINDOW_BYTES, HEARTBEATS_UNTIL_LOST, MAX_CONTROL_BYTES, REGISTER_TIMEOUT, STREAM_WINDOW_BYTES,
 };
 use modelrelay_protocol::message::{
     ModelsRefresh, Parsed, Ping, Register, RegisterAck, RelayLimits, RelayToWorker, WorkerToRelay, encode,
 };
-use modelrelay_protocol::outbox::Frame;
 use modelrelay_protocol::version::{Capabilities, Capability};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_tungstenite::WebSocketStream;
@@ -99,7 +99,7 @@ async fn admit<S>(
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
-    let first = tokio::time::timeout(REGISTER_TIMEOUT, first_message(&mut socket, &liveness.unfinished)).await;
+    let first = tokio::time::timeout(REGISTER_TIMEOUT, first_message(&mut socket, &liveness.guard)).await;
     let register = match first {
         Ok(Ok(Some(register))) => register,
         Ok(Ok(None)) => {
@@ -129,7 +129,7 @@ where
         return None;
     }
     if !link.info.core1 {
-        liveness.unfinished.allow_bodies();
+        liveness.guard.allow_bodies();
     }
     provider.series.worker_connected(ConnectionResult::Accepted);
     info!(
@@ -159,7 +159,7 @@ where
     let _lost = LostOnDrop { provider, link };
     let (mut sink, mut source) = socket.split();
     let end = tokio::select! {
-        end = read_loop(&mut source, &liveness.unfinished, provider, link) => end,
+        end = read_loop(&mut source, &liveness.guard, provider, link) => end,
         end = write_loop(&mut sink, &liveness, link) => end,
         end = heart_loop(&liveness, provider, link) => end,
     };
@@ -374,7 +374,7 @@ where
         let (mut frames, mut bytes) = (0, 0);
         while frames < BATCH_FRAMES && bytes < BATCH_BYTES {
             let message = match link.next_output() {
-                Output::Frame(frame) => into_message(frame),
+                Output::Frame(frame) => encode_message(frame),
                 Output::Ping => Message::Ping(Bytes::new()),
                 Output::Close(close) => {
                     // The sink holds one message of its own, which is lost when the halves are reunited.
@@ -384,7 +384,7 @@ where
                 Output::Nothing => break,
             };
             if frames == 0 {
-                liveness.mark_waiting();
+                liveness.mark_waiting(Instant::now());
             }
             frames += 1;
             bytes += message.len();
@@ -462,18 +462,6 @@ where
     };
     // A peer that does not reply is dropped anyway.
     let _ = tokio::time::timeout(CLOSE_TIMEOUT, closed).await;
-}
-
-fn into_message(frame: Frame) -> Message {
-    match frame {
-        Frame::Text(text) => Message::Text(text.into()),
-        Frame::Binary { header, payload } => {
-            let mut message = BytesMut::with_capacity(header.len() + payload.len());
-            message.put_slice(&header);
-            message.put_slice(&payload);
-            Message::Binary(message.freeze())
-        }
-    }
 }
 
 fn reason_of(close: Close) -> DisconnectReason {

@@ -2,11 +2,12 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use http::header::AUTHORIZATION;
 use http::{HeaderName, HeaderValue, Response, StatusCode};
 use modelrelay_multiplexer::net::{self, CONNECT_TIMEOUT, Stream, Trust};
+use modelrelay_net::LivenessIo;
 use modelrelay_protocol::limits::MAX_MESSAGE_BYTES;
 use tokio::io::BufReader;
 use tokio_tungstenite::client_async_with_config;
@@ -15,7 +16,7 @@ use tokio_tungstenite::tungstenite::client::IntoClientRequest;
 use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
 use tokio_tungstenite::tungstenite::protocol::{CloseFrame, WebSocketConfig};
 
-use super::liveness::{Counted, Traffic};
+use super::liveness::{SilenceLimit, Traffic};
 use super::writer::WebSocket;
 use crate::settings::{Credential, Proxies, RelayHeaders, RelayUrl};
 
@@ -186,8 +187,8 @@ pub(crate) async fn dial(
         .write_buffer_size(WRITE_BUFFER)
         .max_message_size(Some(MAX_MESSAGE_BYTES))
         .max_frame_size(Some(MAX_MESSAGE_BYTES));
-    let traffic = Traffic::new();
-    let counted = BufReader::with_capacity(READ_AHEAD, Counted::new(stream, Arc::clone(&traffic)));
+    let traffic = Traffic::new(Instant::now(), SilenceLimit::default());
+    let counted = BufReader::with_capacity(READ_AHEAD, LivenessIo::new(stream, Arc::clone(&traffic)));
     let handshake = client_async_with_config(request, counted, Some(config));
     match tokio::time::timeout(CONNECT_TIMEOUT, handshake).await {
         Ok(Ok((socket, _))) => Ok((socket, traffic)),

@@ -1,11 +1,12 @@
 //! The writing half of a link: writes what is queued, a batch at a time, with one flush per batch and never on a timer.
 
 use std::sync::Arc;
+use std::time::Instant;
 
-use bytes::BytesMut;
 use futures_util::stream::SplitSink;
 use futures_util::{Sink, SinkExt};
 use modelrelay_multiplexer::net::Stream;
+use modelrelay_net::{LivenessIo, encode_message};
 use modelrelay_protocol::outbox::Frame;
 use tokio::io::BufReader;
 use tokio_tungstenite::WebSocketStream;
@@ -13,7 +14,7 @@ use tokio_tungstenite::tungstenite::protocol::CloseFrame;
 use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
 use tokio_tungstenite::tungstenite::{Bytes, Error, Message, Utf8Bytes};
 
-use super::liveness::{Counted, Traffic};
+use super::liveness::{SilenceLimit, Traffic};
 use super::{Link, Next};
 use crate::metrics::Metrics;
 
@@ -21,7 +22,7 @@ use crate::metrics::Metrics;
 const BATCH_FRAMES: usize = 64;
 const BATCH_BYTES: usize = 64 << 10;
 
-pub(crate) type WebSocket = WebSocketStream<BufReader<Counted<Stream>>>;
+pub(crate) type WebSocket = WebSocketStream<BufReader<LivenessIo<Stream, SilenceLimit>>>;
 
 /// Writes until the link is closed or its socket fails.
 pub(crate) async fn run(
@@ -34,9 +35,9 @@ pub(crate) async fn run(
         link.work().await;
         let mut more = true;
         while more {
-            traffic.begin_output();
+            traffic.mark_waiting(Instant::now());
             let written = batch(&link, &mut sink, &metrics).await;
-            traffic.end_output();
+            traffic.mark_idle();
             match written? {
                 Batch::Closed => return Ok(()),
                 Batch::Empty => more = false,
@@ -66,13 +67,11 @@ where
                 sink.send(Message::Close(Some(frame))).await?;
                 return Ok(Batch::Closed);
             }
-            Next::Frame(Frame::Text(text)) => Message::text(text),
-            Next::Frame(Frame::Binary { header, payload }) => {
-                metrics.sent_bytes.inc_by(payload.len() as u64);
-                let mut message = BytesMut::with_capacity(header.len() + payload.len());
-                message.extend_from_slice(&header);
-                message.extend_from_slice(&payload);
-                Message::Binary(message.freeze())
+            Next::Frame(frame) => {
+                if let Frame::Binary { payload, .. } = &frame {
+                    metrics.sent_bytes.inc_by(payload.len() as u64);
+                }
+                encode_message(frame)
             }
         };
         frames += 1;

@@ -14,7 +14,7 @@ use tokio_tungstenite::tungstenite::{Bytes, Message};
 
 use super::End;
 use crate::forward;
-use crate::link::liveness::{LivenessCheck, Traffic};
+use crate::link::liveness::{LivenessCheck, Traffic, judge};
 use crate::link::writer::{self, WebSocket};
 use crate::link::{BARRIER, EndKind, Link};
 use crate::shutdown::DrainState;
@@ -71,7 +71,7 @@ impl<'a> Session<'a> {
             AbortOnDrop(tokio::spawn(writer::run(Arc::clone(self.link), sink, Arc::clone(&traffic), metrics)));
         let mut drain = self.worker.drain.subscribe();
         self.handle_drain(*drain.borrow_and_update());
-        traffic.expect_heartbeats(self.heartbeat);
+        traffic.guard.expect_heartbeats(self.heartbeat);
         self.link.follow(Arc::clone(&traffic));
         let timer = tokio::time::sleep(self.heartbeat);
         tokio::pin!(timer);
@@ -80,7 +80,7 @@ impl<'a> Session<'a> {
             tokio::select! {
                 message = stream.next() => match message {
                     Some(Ok(message)) => self.handle_frame(message),
-                    Some(Err(error)) => return match traffic.judge(Instant::now(), self.heartbeat) {
+                    Some(Err(error)) => return match judge(&traffic, Instant::now(), self.heartbeat) {
                         LivenessCheck::Lost(reason) => self.end("silent", reason.to_owned()),
                         LivenessCheck::Fine(_) | LivenessCheck::Ping(_) => self.end("lost", error.to_string()),
                     },
@@ -141,7 +141,7 @@ impl<'a> Session<'a> {
         if self.closing.is_some_and(|since| now.duration_since(since) >= CLOSE_TIMEOUT) {
             return Err("the relay did not close in time");
         }
-        let next = match traffic.judge(now, self.heartbeat) {
+        let next = match judge(traffic, now, self.heartbeat) {
             LivenessCheck::Fine(next) => next,
             LivenessCheck::Ping(next) => {
                 self.link.ping();

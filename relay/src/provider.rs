@@ -293,7 +293,9 @@ impl Provider {
     /// Completes the worker's response. The link releases it under the same lock, so that a concurrent loss of the
     /// worker comes entirely before or after it.
     pub fn completed(&self, link: &WorkerLink, held: &InFlight) {
-        let cached = held.record.progress().token_counts.and_then(|tokens| tokens.cached_permille());
+        let tokens = held.record.progress().token_counts;
+        let cached = tokens.and_then(|tokens| tokens.cached_permille());
+        tokens.iter().for_each(|tokens| link.count_prompt(tokens));
         let mut state = self.lock();
         link.release(held.stream);
         let (worker, request, attempt) = (link.info.key, held.record.key, held.attempt);

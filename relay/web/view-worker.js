@@ -3,7 +3,7 @@
 import { age, setAge } from './clock.js';
 import { confirmed } from './dialogs.js';
 import { h, setHidden, setList, setText } from './dom.js';
-import { bytes, count, milliseconds, percent, some } from './format.js';
+import { bytes, count, milliseconds, NOTHING, percent, some } from './format.js';
 import { icon } from './icons.js';
 import { notice, orSay } from './notices.js';
 import { fact, loadBar, pill, setPill, workerState } from './parts.js';
@@ -66,6 +66,7 @@ function facts() {
     flight: fact('In flight', 'Requests of this relay; the load includes those of other relays'),
     backlog: fact('Backlog', 'Size of the requests sent to it whose response has not begun'),
     trust: fact('Cache trust', 'Share of the prompts expected in its cache that were there'),
+    hits: fact('Cache hits', 'Share of the prompts that came from its cache since it connected, as far as its backend reports it'),
     rtt: fact('Round trip'),
     provider: fact('Provider'),
     pool: fact('Pool'),
@@ -83,6 +84,7 @@ function facts() {
       all.flight.set(count(worker.in_flight));
       all.backlog.set(bytes(worker.backlog_bytes));
       all.trust.set(percent(worker.cache_trust, 1));
+      all.hits.set(worker.cache_hit_rate === null ? NOTHING : percent(worker.cache_hit_rate, 1));
       all.rtt.set(milliseconds(worker.rtt_ms));
       all.provider.set(worker.provider);
       all.pool.set(worker.pool ? `${worker.pool.namespace}/${worker.pool.name}` : '');

@@ -114,6 +114,7 @@ fn worker(worker: &WorkerState, messages: Messages) -> Value {
         "is_draining": core.draining,
         "backlog_bytes": core.backlog,
         "cache_trust": f64::from(core.trust) / 1000.0,
+        "cache_hit_rate": worker.link.prompt_tokens().hit_rate(),
         "connected_at": time(info.connected_at),
         "last_heartbeat_at": time(worker.link.heard_at()),
         "address": info.address.to_string(),

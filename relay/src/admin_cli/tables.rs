@@ -92,13 +92,15 @@ pub(super) fn workers(answer: &Value) -> String {
             cut(&models.join(", ")),
             size(&worker["backlog_bytes"]),
             percent(&worker["cache_trust"]),
+            percent(&worker["cache_hit_rate"]),
             since(&worker["connected_at"]),
             word(&worker["address"]),
             word(&worker["version"]),
             word(&worker["worker_id"]),
         ]
     });
-    let names = ["WORKER", "PROVIDER", "STATE", "BUSY", "MODELS", "BACKLOG", "TRUST", "UP", "ADDRESS", "VERSION", "ID"];
+    let names =
+        ["WORKER", "PROVIDER", "STATE", "BUSY", "MODELS", "BACKLOG", "TRUST", "HITS", "UP", "ADDRESS", "VERSION", "ID"];
     table(&names, rows)
 }
 
@@ -232,10 +234,10 @@ mod tests {
     }
 
     #[test]
-    fn worker_shows_backlog_and_trust() {
-        let worker = |backlog| json!({"worker_name": "gpu", "backlog_bytes": backlog, "cache_trust": 0.875});
+    fn worker_shows_backlog_trust_and_hits() {
+        let worker = |backlog| json!({"worker_name": "gpu", "backlog_bytes": backlog, "cache_trust": 0.875, "cache_hit_rate": 0.42});
         let text = workers(&json!({"workers": [worker(512), worker(3 << 10), worker(5 << 20)]}));
-        for expected in ["512 B", "3 KiB", "5 MiB", "88 %"] {
+        for expected in ["512 B", "3 KiB", "5 MiB", "88 %", "42 %"] {
             assert!(text.contains(expected), "{text}");
         }
     }

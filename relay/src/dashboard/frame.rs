@@ -237,6 +237,7 @@ fn worker_part(worker: &WorkerState, now: SystemTime) -> Value {
         "draining": core.draining,
         "backlog_bytes": core.backlog,
         "cache_trust": f64::from(core.trust) / 1000.0,
+        "cache_hit_rate": worker.link.prompt_tokens().hit_rate(),
         "connected_at": unix_millis(info.connected_at),
         "address": info.address.to_string(),
         "version": info.version,

@@ -6,6 +6,7 @@
 
 mod models;
 mod pauses;
+mod prompts;
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::AtomicU32;
@@ -31,6 +32,7 @@ use crate::system::ids;
 use super::failures::{Failures, SlotFailure};
 use super::pace::{Lines, Updates};
 pub use super::worker_info::WorkerInfo;
+pub use prompts::PromptTokens;
 
 /// Stream numbers are never reused; a link that has used nearly all of them is drained, and the worker connects again.
 const LAST_STREAM: u32 = u32::MAX - 1_000_000;
@@ -95,6 +97,7 @@ struct LinkState {
     updates: Lines,
     pace: Updates,
     homes_pace: Updates,
+    prompts: PromptTokens,
     heard_at: SystemTime,
     /// The duration of its last heartbeat, or of its registration before the first one.
     round_trip: Duration,
@@ -142,6 +145,7 @@ impl WorkerLink {
             updates: Lines::of_news(),
             pace: Updates::of_models(),
             homes_pace: Updates::of_homes(),
+            prompts: PromptTokens::default(),
             heard_at: SystemTime::now(),
             round_trip: info.round_trip,
             ws_ping: false,

@@ -79,3 +79,24 @@ async fn response_names_its_worker_only_if_set() {
         assert_eq!(reply.header("x-modelrelay-worker").as_deref(), expected, "{wanted}");
     }
 }
+
+#[tokio::test]
+async fn worker_shows_share_of_cached_prompts() {
+    let relay = Relay::start().await;
+    let mut worker = relay.worker(&["m"], 1).await;
+    let hit_rate = async || relay.admin_json("/admin/workers").await["workers"][0]["cache_hit_rate"].clone();
+    assert_eq!(hit_rate().await, json!(null));
+    for (tokens, expected) in [
+        (json!({"prompt_tokens": 900, "completion_tokens": 1, "total_tokens": 901}), json!(null)),
+        (json!({"prompt_tokens": 100, "completion_tokens": 1, "total_tokens": 101, "cached_tokens": 50}), json!(0.5)),
+        (json!({"prompt_tokens": 300, "completion_tokens": 1, "total_tokens": 301, "cached_tokens": 250}), json!(0.75)),
+    ] {
+        let pending = relay.begin(chat("m"));
+        let job = worker.expect_request().await;
+        let complete = json!({"type": "response_complete", "request_id": job.id, "status_code": 200, "headers": {},
+            "body": "{}", "token_counts": tokens});
+        worker.send(&complete).await;
+        let _ = pending.reply().await.with_status(200);
+        assert_eq!(hit_rate().await, expected);
+    }
+}

@@ -1,6 +1,6 @@
 //! A replay of requests against the relay's dispatch core in simulated time, and against other routers' rules.
 //!
-//! Discrete events, so that an hour takes a second and every run can be repeated. A [worker](worker) computes prompts
+//! Discrete events, so that an hour takes a second and every run can be repeated. A [worker] computes prompts
 //! one after the other, keeps their blocks in a cache, and needs the same time for each token of a response, however
 //! many responses run. There is no network. Responses are not cached until they are part of the next prompt.
 //!

@@ -205,6 +205,9 @@ async fn use_everything(namespace: &Namespace) {
     namespace.kubectl("delete wp elsewhere").await;
 }
 
+/// The demo's backend reports no cached tokens, and its requests are no conversations that could move.
+const PANELS_WITHOUT_DATA: [&str; 2] = ["relay: \"Cache hit rate\"", "relay: \"Moves by reason\""];
+
 #[tokio::test]
 async fn metrics_used_by_alerts_and_dashboards_are_scraped() {
     // One pool of each mode.
@@ -260,10 +263,10 @@ async fn metrics_used_by_alerts_and_dashboards_are_scraped() {
         panic!("used by alerts or dashboards but not scraped: {:?}", queried.difference(&names).collect::<Vec<_>>());
     }
 
-    // Beyond the names: with its labels, every query of every panel returns something.
+    // Beyond the names: with its labels, every query of every other panel returns something.
     let mut silent = Vec::new();
     for (whose, query) in queries {
-        if prometheus.query(&query).await.is_empty() {
+        if !PANELS_WITHOUT_DATA.contains(&whose.as_str()) && prometheus.query(&query).await.is_empty() {
             silent.push(format!("{whose}: {query}"));
         }
     }

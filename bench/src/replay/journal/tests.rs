@@ -84,7 +84,7 @@ fn invalid_line_is_named() {
         (format!("{incomplete}\n"), "requests.jsonl, line 1: missing field `duration_ms`"),
         ("\n".to_owned(), "requests.jsonl, line 1: EOF while parsing a value"),
         (format!("{}\n", with(line(0, None, 1), "at_ms", "now")), "requests.jsonl, line 1: invalid type: string"),
-        (format!("{}\n", with(line(0, None, 1), "output_tokens", 1 << 40)), "`output_tokens` is too large"),
+        (format!("{}\n", with(line(0, None, 1), "output_tokens", 1_u64 << 40)), "`output_tokens` is too large"),
         (format!("{}\n", line(0, None, 1 << 40)), "`body_bytes` is too large"),
     ] {
         let error = Journal::read(&[("requests.jsonl".to_owned(), lines)], None).unwrap_err().to_string();

@@ -7,14 +7,14 @@ use std::time::Duration;
 #[derive(Debug)]
 pub(super) struct LineBuffer {
     /// Held to copy a line or to exchange a pointer.
-    waiting: Mutex<Waiting>,
+    waiting: Mutex<PendingLines>,
     /// Notified when the reader is idle and a line arrives, and at the end.
     changed: Condvar,
     max_bytes: usize,
 }
 
 #[derive(Debug, Default)]
-struct Waiting {
+struct PendingLines {
     lines: Vec<u8>,
     /// True while the reader waits for the first line.
     is_idle: bool,
@@ -63,7 +63,7 @@ impl LineBuffer {
         self.changed.notify_all();
     }
 
-    fn lock(&self) -> MutexGuard<'_, Waiting> {
+    fn lock(&self) -> MutexGuard<'_, PendingLines> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -125,7 +125,7 @@ impl Cli {
         let WhatIf { concurrency, cache, prefill_rate, token_ms, .. } = self.what_if;
         eprintln!("{journal}");
         eprintln!(
-            "{} workers of {concurrency} requests, {cache} tokens of cache, {prefill_rate} tokens/s of prompts, {token_ms} ms per token",
+            "workers: {}; for each: {concurrency} requests at a time, a cache of {cache} tokens, {prefill_rate} tokens/s of prompts, {token_ms} ms per token of a response",
             case.workers
         );
         let simulated = rows(&[case], &self.policies(&JOURNAL_POLICIES), self.seeds.unwrap_or(JOURNAL_SEEDS));
@@ -169,23 +169,27 @@ mod tests {
         Cli::try_parse_from(program.iter().chain(arguments)).unwrap().replay_journal()
     }
 
-    /// Turns of a few conversations in parallel, each with a prompt that grows by 4,000 tokens a turn.
+    /// Turns of seven conversations in parallel, each with a prompt that grows by 4,000 tokens a turn.
     fn journal() -> String {
-        let line = |number: u64| {
-            let (conversation, turn) = (number % 6, number / 6);
-            serde_json::json!({
+        let mut turns = [0_u64; 7];
+        let mut line = |number: u64| {
+            let conversation = (number * number + number / 7) % 7;
+            let turn = &mut turns[conversation as usize];
+            *turn += 1;
+            let line = serde_json::json!({
                 "at_ms": 1_800_000_000_000_u64 + 300 * number, "model": "m", "endpoint": "messages",
-                "body_bytes": 16_000 * (turn + 1), "conversation": format!("{conversation:032x}"),
+                "body_bytes": 16_000 * *turn, "conversation": format!("{conversation:032x}"),
                 "worker": format!("gpu-{}", number % 3), "ttft_ms": 1000, "duration_ms": 6000,
-                "input_tokens": 4000 * (turn + 1), "cached_tokens": 0, "output_tokens": 200, "outcome": "ok",
-            })
+                "input_tokens": 4000 * *turn, "cached_tokens": 0, "output_tokens": 50 + number * 37 % 400, "outcome": "ok",
+            });
+            format!("{line}\n")
         };
-        (0..120).map(|number| format!("{}\n", line(number))).collect()
+        (0..120).map(&mut line).collect()
     }
 
     #[test]
     fn journal_is_replayed_with_other_settings() {
-        let rows = replay(&["--prefill-rate", "20000", "--cache", "400000"], &journal()).unwrap();
+        let rows = replay(&["--prefill-rate", "20000", "--cache", "600000"], &journal()).unwrap();
         let policies: Vec<_> = rows.iter().map(|row| row.policy).collect();
         assert_eq!(policies, ["recorded", "least-load", "cache", "cache-2", "oracle"]);
         assert!(rows.iter().all(|row| (row.turns - 120.0).abs() < 0.1), "{rows:#?}");
@@ -193,9 +197,9 @@ mod tests {
         assert!(recorded.hit_rate < 0.01 && (recorded.ttft_mean - 1.0).abs() < 0.001, "{recorded:?}");
         assert!(cache.hit_rate > 0.85 && cache.hit_rate > least.hit_rate, "{cache:?} {least:?}");
         assert!(cache.ttft_mean < least.ttft_mean, "{cache:?} {least:?}");
-        let one = replay(&["--workers", "1", "--policy", "cache", "--cache", "400000"], &journal()).unwrap();
+        let one = replay(&["--workers", "1", "--policy", "cache", "--cache", "600000"], &journal()).unwrap();
         assert!(one.len() == 2 && one[1].moves < 0.1, "{one:#?}");
-        let slow = replay(&["--policy", "cache", "--prefill-rate", "500", "--cache", "400000"], &journal()).unwrap();
+        let slow = replay(&["--policy", "cache", "--prefill-rate", "500", "--cache", "600000"], &journal()).unwrap();
         assert!(slow[1].ttft_mean > 10.0 * cache.ttft_mean, "{slow:#?}");
         let small = replay(&["--policy", "cache", "--cache", "4096"], &journal()).unwrap();
         assert!(small[1].hit_rate < 0.1, "{small:#?}");

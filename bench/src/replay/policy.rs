@@ -26,17 +26,23 @@ pub trait Router {
     /// Handles an arrived request. Appends the requests that are sent now, as the other methods do.
     fn arrive(&mut self, id: usize, turn: &Turn, now: Time, sent: &mut Vec<Sent>);
     /// Handles the first token of a response.
-    fn begin(&mut self, id: usize, now: Time, sent: &mut Vec<Sent>);
+    fn begin(&mut self, _id: usize, _now: Time, _sent: &mut Vec<Sent>) {}
     /// Handles the end of a response.
     fn end(&mut self, id: usize, turn: &Turn, served: &Served, now: Time, sent: &mut Vec<Sent>);
     /// Handles the timeout.
-    fn tick(&mut self, now: Time, sent: &mut Vec<Sent>);
+    fn tick(&mut self, _now: Time, _sent: &mut Vec<Sent>) {}
     /// The next timeout.
-    fn next_timeout(&self) -> Option<Time>;
+    fn next_timeout(&self) -> Option<Time> {
+        None
+    }
     /// The number of requests that were sent while an earlier one waited.
-    fn overtakes(&self) -> u64;
+    fn overtakes(&self) -> u64 {
+        0
+    }
     /// The number of requests that the policy did not send to their conversation's home, by reason.
-    fn reasons(&self) -> BTreeMap<&'static str, u64>;
+    fn reasons(&self) -> BTreeMap<&'static str, u64> {
+        BTreeMap::new()
+    }
 }
 
 /// A policy.

@@ -43,26 +43,10 @@ impl<R: Rule> Router for Immediate<R> {
         sent.push(Sent { id, worker });
     }
 
-    fn begin(&mut self, _: usize, _: Time, _: &mut Vec<Sent>) {}
-
     fn end(&mut self, id: usize, _: &Turn, _: &Served, _: Time, _: &mut Vec<Sent>) {
         if let Some(worker) = self.workers.remove(&id) {
             self.loads[worker] -= 1;
         }
-    }
-
-    fn tick(&mut self, _: Time, _: &mut Vec<Sent>) {}
-
-    fn next_timeout(&self) -> Option<Time> {
-        None
-    }
-
-    fn overtakes(&self) -> u64 {
-        0
-    }
-
-    fn reasons(&self) -> BTreeMap<&'static str, u64> {
-        BTreeMap::new()
     }
 }
 

@@ -2,13 +2,11 @@
 //! others.
 
 use std::collections::{BTreeMap, HashMap};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use modelrelay_protocol::grants::{Admission, GrantValues, LinkKind, SlotAllocator};
+use modelrelay_protocol::limits::HOMES_INTERVAL;
 use modelrelay_relay::dispatch::{Conversation, Grant};
-
-/// The least time between two reports to one relay.
-const REPORT_INTERVAL: Duration = Duration::from_millis(250);
 
 /// Conversations with the size of each one's last body, and the bytes whose response has not begun.
 pub type Report = (Vec<(Conversation, u64)>, u64);
@@ -120,7 +118,7 @@ impl Links {
         let links = self.links.iter().enumerate();
         let changed =
             links.filter(|(relay, link)| !link.homes.is_empty() || self.backlog_except(*relay) != link.reported.0);
-        changed.map(|(relay, link)| (relay, link.reported.1.map(|at| at + REPORT_INTERVAL)))
+        changed.map(|(relay, link)| (relay, link.reported.1.map(|at| at + HOMES_INTERVAL)))
     }
 
     fn backlog_except(&self, relay: usize) -> u64 {
@@ -142,7 +140,7 @@ mod tests {
         assert_eq!(links.handle_request(0, (Conversation(7), 130), now), Some(30));
         links.handle_begun(0, 100);
         assert_eq!(links.next_reports(now), []);
-        let due = now + REPORT_INTERVAL;
+        let due = now + HOMES_INTERVAL;
         assert_eq!((links.next_timeout(true), links.next_timeout(false)), (Some(due), None));
         assert_eq!(links.next_reports(due), [(1, (vec![(Conversation(7), 130)], 30))]);
         assert_eq!(links.next_timeout(true), None);

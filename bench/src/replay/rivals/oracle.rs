@@ -1,6 +1,6 @@
 //! A relay that knows everything about its workers but the future.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{HashMap, VecDeque};
 
 use super::super::Time;
 use super::super::cases::Case;
@@ -49,26 +49,10 @@ impl Router for Oracle {
         self.dispatch(now, sent);
     }
 
-    fn begin(&mut self, _: usize, _: Time, _: &mut Vec<Sent>) {}
-
     fn end(&mut self, id: usize, _: &Turn, _: &Served, now: Time, sent: &mut Vec<Sent>) {
         if let Some(worker) = self.running.remove(&id) {
             self.free[worker] += 1;
         }
         self.dispatch(now, sent);
-    }
-
-    fn tick(&mut self, _: Time, _: &mut Vec<Sent>) {}
-
-    fn next_timeout(&self) -> Option<Time> {
-        None
-    }
-
-    fn overtakes(&self) -> u64 {
-        0
-    }
-
-    fn reasons(&self) -> BTreeMap<&'static str, u64> {
-        BTreeMap::new()
     }
 }

@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 use futures_util::StreamExt;
 use futures_util::stream::iter;
 use modelrelay_backends::engines::{self, VLLM_START};
-use modelrelay_backends::real;
 use modelrelay_backends::server::{self, Server, free_port};
 use modelrelay_harness::client::{Reply, Request};
 use modelrelay_harness::poll_for;
@@ -14,6 +13,7 @@ use modelrelay_harness::relay::Relay;
 use serde_json::{Value, json};
 
 use crate::engine::{Engine, text_of, worker};
+use crate::llama::llama;
 use crate::vllm;
 
 /// The size of what all turns of a conversation begin with. In these models a character is a token.
@@ -132,13 +132,7 @@ fn usage_of(reply: &Reply) -> Value {
 
 /// Starts two llama-servers that keep this number of prompts each.
 async fn llama_servers(prompts: usize) -> Option<[(Engine, Server); 2]> {
-    let model = "tiny-a";
-    let start = async || {
-        let server = engines::llama_server(&real("models/tiny-a.gguf")?, model, prompts).await?;
-        let (url, running) = (server.url.clone(), "llamacpp:requests_processing");
-        Some((Engine { kind: "llama-server", model, url, running, endless: 30_000 }, server))
-    };
-    Some([start().await?, start().await?])
+    Some([llama(prompts).await?, llama(prompts).await?])
 }
 
 /// Starts two vLLMs, which takes some minutes.

@@ -74,7 +74,9 @@ pub fn with_model(body: &Bytes, routed: &Routed, id: &str) -> Bytes {
 
 fn parse_json(body: &[u8], default: Option<&str>) -> Result<Routed, ApiError> {
     // A raw value must be UTF-8. The rest of the body is not validated, so that a prompt which is not only has no key.
-    let fields = scan(body, true).or_else(|_| scan(body, false)).map_err(|error| invalid(&error))?;
+    let is_text = || std::str::from_utf8(body).is_ok();
+    let fields = scan(body, true).or_else(|error| if is_text() { Err(error) } else { scan(body, false) });
+    let fields = fields.map_err(|error| invalid(&error))?;
     let (model, span) = json_model(body, fields.model, default)?;
     let stream = match fields.stream {
         None => false,

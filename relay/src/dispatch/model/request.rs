@@ -2,7 +2,9 @@
 
 use super::clock::{Moment, Span, span};
 use super::effect::Failure;
-use super::event::{Allowed, DEFAULT_COLD_TIMEOUT, FailureReport, LoadFailure, Model, NewRequest, Settings, WorkerKey};
+use super::event::{
+    Allowed, Conversation, DEFAULT_COLD_TIMEOUT, FailureReport, LoadFailure, Model, NewRequest, Settings, WorkerKey,
+};
 use super::models::ModelId;
 use super::queue::{LaneId, LaneKey, QueuePlace};
 use super::registry::Worker;
@@ -138,6 +140,11 @@ impl Limits {
 }
 
 impl Request {
+    /// Its conversation. A pinned request goes to its worker and has none.
+    pub(crate) fn conversation(&self) -> Option<Conversation> {
+        self.new.conversation.filter(|_| self.new.pin.is_none())
+    }
+
     /// Returns the queue entry of a request that waits from now on.
     pub(crate) fn entry(&self, cold_start: Span) -> QueueEntry {
         QueueEntry { key: self.new.key, arrived: self.arrived, deadlines: self.deadlines(cold_start) }

@@ -41,8 +41,7 @@ impl Dispatch {
     /// Returns the worker at which a request's conversation is at home, and the bytes of the prompt that are believed to be
     /// in its cache. `None` if it has none, or that worker has left or forgotten it.
     fn home_of(&self, request: &Request) -> Option<(&Worker, u64)> {
-        let conversation = request.new.conversation.filter(|_| request.new.pin.is_none())?;
-        let home = self.homes.get(conversation)?;
+        let home = self.homes.get(request.conversation()?)?;
         let worker = self.workers.get(self.instances.get(&home.instance)?)?;
         worker.cache.holds(request.model, home.turn).then(|| (worker, home.bytes.min(request.new.bytes)))
     }
@@ -75,7 +74,7 @@ impl Dispatch {
 
     /// Returns why a request goes to a worker, and the bytes of its prompt that are believed to be in the cache there.
     pub(super) fn decision(&self, request: &Request, to: WorkerKey) -> (Decision, u64) {
-        let Some(conversation) = request.new.conversation.filter(|_| request.new.pin.is_none()) else {
+        let Some(conversation) = request.conversation() else {
             return (Decision::LeastLoad, 0);
         };
         if self.homes.get(conversation).is_none() {

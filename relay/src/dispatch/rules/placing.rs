@@ -9,7 +9,7 @@
 use crate::dispatch::Dispatch;
 use crate::dispatch::model::clock::duration;
 use crate::dispatch::model::effect::Effect;
-use crate::dispatch::model::event::{Placement, RequestKey, WorkerKey};
+use crate::dispatch::model::event::{RequestKey, WorkerKey};
 use crate::dispatch::model::models::{Group, ModelId};
 use crate::dispatch::model::queue::{LaneNo, LaneRef};
 use crate::dispatch::model::registry::Worker;
@@ -125,6 +125,7 @@ impl Dispatch {
             return;
         };
         let (decision, believed) = self.decision(request, to);
+        let by_cache = self.places_by_cache();
         let Some(request) = self.requests.get_mut(&key) else {
             return;
         };
@@ -136,7 +137,7 @@ impl Dispatch {
         };
         let group = &self.models[request.model];
         request.believed = 0;
-        if self.settings.placement == Placement::Cache {
+        if by_cache {
             request.believed = believed;
             request.cost = request.new.bytes - worker.cache.expected(believed);
             worker.cache.handle_sent(request.cost);
@@ -162,7 +163,7 @@ impl Dispatch {
             waited: duration(self.clock.now.since(since)),
             decision,
         });
-        let home = request.new.conversation.filter(|_| request.new.pin.is_none()).map(|it| (it, request.new.bytes));
+        let home = request.conversation().map(|conversation| (conversation, request.new.bytes));
         if let Some((conversation, bytes)) = home {
             self.set_home(conversation, to, bytes);
         }
@@ -174,17 +175,14 @@ impl Dispatch {
 
     /// Removes a running request from its worker, which frees the slot. The caller decides on the request.
     pub(super) fn take_from_worker(&mut self, key: RequestKey) {
+        self.end_backlog(key);
         let Some(request) = self.requests.get(&key) else {
             return;
         };
         let RequestState::Running { worker, due } = request.state else {
             return;
         };
-        self.end_backlog(key);
         self.running.remove(&(due, key));
-        let Some(request) = self.requests.get(&key) else {
-            return;
-        };
         if let Some(worker) = self.workers.get_mut(&worker) {
             worker.in_flight.remove(&key);
             if let Some(multiplexer) = &mut worker.multiplexer {

@@ -110,8 +110,7 @@ pub struct Args {
     #[arg(long, env = "PLACEMENT", value_name = "MODE", default_value = "least-load", value_parser = values::placement)]
     pub placement: Placement,
 
-    /// Requests that may share a cached prompt: none keeps nobody apart, key keeps the requests of each API key apart
-    /// (provider).
+    /// Requests that may share a cached prompt: none means all of them, key those of one API key (provider).
     #[arg(long, env = "CACHE_ISOLATION", value_name = "BY", default_value = "none", value_parser = values::cache_isolation)]
     pub cache_isolation: CacheIsolation,
 

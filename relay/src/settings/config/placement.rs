@@ -21,7 +21,7 @@ pub struct PlacementConfig {
 /// Which requests may share a home.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum CacheIsolation {
-    /// Requests with the same prompt, whoever sends them.
+    /// All requests with the same prompt.
     #[default]
     None,
     /// Requests of one API key.

@@ -10,6 +10,7 @@
 pub mod cache;
 pub mod cases;
 pub mod cli;
+pub mod journal;
 pub mod policy;
 pub mod relays;
 pub mod report;
@@ -86,7 +87,7 @@ fn simulate(case: &Case, policy: Policy, seed: u64) -> Run<'_> {
     let mut run = Run {
         workload: case.workload(seed),
         router: policy.start(case, seed),
-        workers: vec![Worker::new(case.cache, case.concurrency); case.workers],
+        workers: vec![Worker::new(case.engine, case.cache, case.concurrency); case.workers],
         case,
         planned: Vec::new(),
         arrived: Vec::new(),

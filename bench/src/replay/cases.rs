@@ -7,6 +7,8 @@ use std::time::Duration;
 use flate2::read::GzDecoder;
 
 use super::Time;
+use super::journal::Journal;
+use super::worker::Engine;
 use super::workload::{Agents, Trace, Workload, unique};
 
 static CONVERSATION: LazyLock<Trace> =
@@ -29,6 +31,8 @@ pub enum Requests {
         /// True if their heads are the same, so that the relay takes them for one conversation.
         alike: bool,
     },
+    /// Those of request journals, as they arrived.
+    Journal(&'static Journal),
 }
 
 /// Workers and their requests.
@@ -46,12 +50,26 @@ pub struct Case {
     pub cache: usize,
     /// The requests that each worker serves at a time.
     pub concurrency: usize,
+    /// The speed of each worker.
+    pub engine: Engine,
     /// The simulated time. Requests that wait then are counted with their waiting time.
     pub length: Time,
 }
 
+/// The time for the last requests of a journal.
+const AFTER_JOURNAL: Duration = Duration::from_secs(3600);
+
 const fn case(name: &'static str, title: &'static str, requests: Requests, workers: usize, cache: usize) -> Case {
-    Case { name, title, requests, workers, cache, concurrency: 16, length: Duration::from_secs(3600) }
+    Case {
+        name,
+        title,
+        requests,
+        workers,
+        cache,
+        concurrency: 16,
+        engine: Engine::USUAL,
+        length: Duration::from_secs(3600),
+    }
 }
 
 impl Case {
@@ -71,12 +89,22 @@ impl Case {
         case("alike", "only heads are repeated, 8 workers", Requests::Unique { rate: 7.5, alike: true }, 8, 4000),
     ];
 
+    /// The name of the case of a journal.
+    pub const JOURNAL: &'static str = "journal";
+
+    /// A journal, with workers whose caches hold this number of blocks.
+    pub fn of_journal(journal: &'static Journal, workers: usize, cache: usize) -> Self {
+        let length = journal.span() + AFTER_JOURNAL;
+        Self { length, ..case(Self::JOURNAL, Self::JOURNAL, Requests::Journal(journal), workers, cache) }
+    }
+
     /// The requests, which depend on the seed.
     pub fn workload(&self, seed: u64) -> Box<dyn Workload> {
         match self.requests {
             Requests::Conversation(speed) => Box::new(CONVERSATION.play(speed, seed)),
             Requests::Synthetic(speed) => Box::new(SYNTHETIC.play(speed, seed)),
             Requests::Agents(sessions) => Box::new(Agents::new(sessions, seed)),
+            Requests::Journal(journal) => Box::new(journal.play(self.engine)),
             Requests::Unique { rate, alike } => {
                 let requests = (rate * self.length.as_secs_f64()) as u32;
                 Box::new(unique(requests, rate, alike, seed))

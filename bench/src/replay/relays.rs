@@ -22,9 +22,6 @@ use super::workload::Turn;
 use crate::simulation::rng::Rng;
 use links::Links;
 
-/// Bytes of a request's body per token of its prompt.
-const TOKEN_BYTES: u64 = 4;
-
 /// Longer than any run.
 const FOREVER: Duration = Duration::from_secs(1 << 20);
 
@@ -212,7 +209,7 @@ fn new_worker(number: usize, capacity: u32) -> NewWorker {
 impl Router for Relays {
     fn arrive(&mut self, id: usize, turn: &Turn, now: Time, sent: &mut Vec<Sent>) {
         let relay = (self.rng.unit() * self.relays.len() as f64) as usize;
-        let (conversation, bytes) = (Conversation(turn.conversation), u64::from(turn.tokens) * TOKEN_BYTES);
+        let (conversation, bytes) = (Conversation(turn.conversation), turn.bytes);
         self.relays[relay].waiting.insert(id);
         self.requests.insert(id, Request { relay, conversation, bytes, running: None });
         let new = NewRequest {

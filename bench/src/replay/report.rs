@@ -8,8 +8,12 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::cases::Case;
+use super::journal::Journal;
 use super::policy::Policy;
 use super::{Outcome, run};
+
+/// The policy of the row with a journal's own figures.
+const RECORDED: &str = "recorded";
 
 /// The mean over all seeds of one case under one policy. Times are in seconds.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -62,6 +66,15 @@ pub fn rows(cases: &[Case], policies: &[Policy], seeds: u64) -> Vec<Row> {
     groups.iter().map(row).collect()
 }
 
+/// The figures that a journal recorded, as a row.
+pub fn recorded(journal: &Journal) -> Row {
+    let outcome = journal.outcome();
+    let has_tokens = outcome.tokens > 0;
+    let row = mean(Case::JOURNAL, RECORDED, &[&figures(outcome)]);
+    // Numbers that are not recorded.
+    Row { hit_rate: if has_tokens { row.hit_rate } else { f64::NAN }, overtakes: f64::NAN, ..row }
+}
+
 /// The figures of one run: hit rate, mean, median and 99th percentile of the time to the first token, turns, overtakes,
 /// moves; and the reasons of moves.
 type Figures = ([f64; 7], BTreeMap<&'static str, u64>);
@@ -100,10 +113,12 @@ pub fn table(rows: &[Row]) -> String {
         let title = Case::ALL.iter().find(|case| case.name == row.case).map_or(row.case, |case| case.title);
         let title = if previous == row.case { "〃" } else { title };
         previous = row.case;
-        let Row { policy, hit_rate, ttft_mean, ttft_p50, ttft_p99, turns, overtakes, moves, .. } = row;
+        let Row { policy, ttft_mean, ttft_p50, ttft_p99, turns, moves, .. } = row;
+        let shown = |number: f64, digits| if number.is_nan() { "–".to_owned() } else { format!("{number:.digits$}") };
+        let (hit_rate, overtakes) = (shown(row.hit_rate, 2), shown(row.overtakes, 0));
         let _ = writeln!(
             text,
-            "| {title} | `{policy}` | {hit_rate:.2} | {ttft_mean:.2} s | {ttft_p50:.2} s | {ttft_p99:.1} s | {turns:.0} | {overtakes:.0} | {moves:.0} |"
+            "| {title} | `{policy}` | {hit_rate} | {ttft_mean:.2} s | {ttft_p50:.2} s | {ttft_p99:.1} s | {turns:.0} | {overtakes} | {moves:.0} |"
         );
     }
     text

@@ -149,7 +149,7 @@ mod tests {
     use super::*;
 
     fn turn(conversation: u64, blocks: &[u32]) -> Turn {
-        Turn { at: Time::ZERO, client: 0, tokens: 5000, output: 1, conversation, blocks: blocks.into() }
+        Turn { at: Time::ZERO, client: 0, tokens: 5000, bytes: 0, output: 1, conversation, blocks: blocks.into() }
     }
 
     #[test]

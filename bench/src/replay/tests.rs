@@ -70,7 +70,7 @@ fn check_worker(case: &Case, requests: &[(&Turn, Time, Served)]) {
     for (turn, at, served) in requests {
         let known = cache.serve(&turn.blocks, case.cache) as u32 * BLOCK_TOKENS;
         assert_eq!(served.cached, known.min(turn.tokens - 1), "{turn:?}");
-        let start = served.first - worker::prefill(turn.tokens - served.cached);
+        let start = served.first - case.engine.prefill(turn.tokens - served.cached);
         assert!(*at >= turn.at && start >= *at, "{turn:?} is computed before it is sent");
         assert!(start >= computed, "{turn:?} is computed while another prompt is");
         let running = ends.iter().filter(|end| **end > start).count();
@@ -79,7 +79,7 @@ fn check_worker(case: &Case, requests: &[(&Turn, Time, Served)]) {
         let is_idle = start > computed.max(*at) && start > freed;
         assert!(!is_idle, "{turn:?} waits for nothing");
         computed = served.first;
-        assert_eq!(served.end, computed + worker::TOKEN_TIME * turn.output);
+        assert_eq!(served.end, computed + case.engine.token_time * turn.output);
         ends.push(served.end);
     }
 }

@@ -8,15 +8,23 @@ use super::Time;
 use super::cache::{BLOCK_TOKENS, BlockCache};
 use super::workload::Turn;
 
-/// Tokens of prompts that a worker computes in a second.
-pub const PREFILL_RATE: f64 = 16_000.0;
+/// The speed of a worker's engine.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Engine {
+    /// Tokens of prompts that it computes in a second.
+    pub prefill_rate: f64,
+    /// The time between two tokens of a response.
+    pub token_time: Duration,
+}
 
-/// The time between two tokens of a response.
-pub const TOKEN_TIME: Duration = Duration::from_millis(25);
+impl Engine {
+    /// The engine of the cases.
+    pub const USUAL: Self = Self { prefill_rate: 16_000.0, token_time: Duration::from_millis(25) };
 
-/// The time to compute tokens of a prompt.
-pub fn prefill(tokens: u32) -> Duration {
-    Duration::from_secs_f64(f64::from(tokens) / PREFILL_RATE)
+    /// The time to compute tokens of a prompt.
+    pub fn prefill(self, tokens: u32) -> Duration {
+        Duration::from_secs_f64(f64::from(tokens) / self.prefill_rate)
+    }
 }
 
 /// The tokens of a prompt that a cache with these blocks saves. At least one token is always computed.
@@ -39,6 +47,7 @@ pub struct Served {
 /// sent.
 #[derive(Clone, Debug)]
 pub struct Worker {
+    engine: Engine,
     cache: BlockCache,
     concurrency: usize,
     /// The end of the last prompt's computation.
@@ -48,9 +57,9 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Creates an idle worker with an empty cache.
-    pub fn new(cache: usize, concurrency: usize) -> Self {
-        Self { cache: BlockCache::new(cache), concurrency, computed: Time::ZERO, ends: BinaryHeap::new() }
+    /// Creates an idle worker with an empty cache of this number of blocks.
+    pub fn new(engine: Engine, cache: usize, concurrency: usize) -> Self {
+        Self { engine, cache: BlockCache::new(cache), concurrency, computed: Time::ZERO, ends: BinaryHeap::new() }
     }
 
     /// Serves a request that was sent at `now`. A request beyond the concurrency waits at the worker.
@@ -63,9 +72,9 @@ impl Worker {
         }
         let cached = saved(turn, self.cache.matching(&turn.blocks));
         self.cache.insert(&turn.blocks);
-        let first = start + prefill(turn.tokens - cached);
+        let first = start + self.engine.prefill(turn.tokens - cached);
         self.computed = first;
-        let end = first + TOKEN_TIME * turn.output;
+        let end = first + self.engine.token_time * turn.output;
         self.ends.push(Reverse(end));
         Served { cached, first, end }
     }
@@ -73,7 +82,7 @@ impl Worker {
     /// The time to the first token if the request were sent now.
     pub fn estimate(&self, turn: &Turn, now: Time) -> Duration {
         let cached = saved(turn, self.cache.matching(&turn.blocks));
-        self.computed.saturating_sub(now) + prefill(turn.tokens - cached)
+        self.computed.saturating_sub(now) + self.engine.prefill(turn.tokens - cached)
     }
 }
 
@@ -82,12 +91,12 @@ mod tests {
     use super::*;
 
     fn turn(tokens: u32, output: u32, blocks: &[u32]) -> Turn {
-        Turn { at: Time::ZERO, client: 0, tokens, output, conversation: 0, blocks: blocks.into() }
+        Turn { at: Time::ZERO, client: 0, tokens, bytes: 0, output, conversation: 0, blocks: blocks.into() }
     }
 
     #[test]
     fn cached_blocks_are_not_computed_again() {
-        let mut worker = Worker::new(10, 2);
+        let mut worker = Worker::new(Engine::USUAL, 10, 2);
         let first = worker.serve(&turn(1600, 10, &[0, 1, 2]), Time::ZERO);
         assert_eq!((first.cached, first.first, first.end), (0, Duration::from_millis(100), Duration::from_millis(350)));
         let second = worker.serve(&turn(1696, 1, &[0, 1, 2]), Time::ZERO);
@@ -96,7 +105,7 @@ mod tests {
 
     #[test]
     fn request_beyond_concurrency_waits_for_response() {
-        let mut worker = Worker::new(10, 1);
+        let mut worker = Worker::new(Engine::USUAL, 10, 1);
         let first = worker.serve(&turn(1600, 10, &[0]), Time::ZERO);
         let second = worker.serve(&turn(160, 10, &[]), Time::ZERO);
         assert_eq!(second.first, first.end + Duration::from_millis(10));

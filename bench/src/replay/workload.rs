@@ -17,12 +17,19 @@ pub struct Turn {
     pub client: usize,
     /// The tokens of its prompt.
     pub tokens: u32,
+    /// The bytes of its body.
+    pub bytes: u64,
     /// The tokens of its response.
     pub output: u32,
     /// Its conversation, as the relay's key identifies it.
     pub conversation: u64,
     /// The complete blocks of its prompt.
     pub blocks: Arc<[Block]>,
+}
+
+/// The bytes of a body for a number of tokens, if they are unknown.
+pub fn body_bytes(tokens: u32) -> u64 {
+    u64::from(tokens) * 4
 }
 
 /// Clients that send requests.
@@ -93,7 +100,7 @@ impl Trace {
             let own = blocks.iter().find(|block| begun[*block] <= limit).or(blocks.last());
             let conversation = own.map_or(0, |block| u64::from(*block));
             let blocks = blocks[..(tokens / BLOCK_TOKENS) as usize].into();
-            (at, Turn { at: Time::ZERO, client: 0, tokens, output, conversation, blocks })
+            (at, Turn { at: Time::ZERO, client: 0, tokens, bytes: body_bytes(tokens), output, conversation, blocks })
         };
         Self(rows.into_iter().map(turn).collect())
     }
@@ -125,7 +132,7 @@ pub fn unique(requests: u32, rate: f64, alike: bool, seed: u64) -> Recorded {
         next += tokens / BLOCK_TOKENS;
         let output = self::tokens(&mut rng, 300.0, 0.8);
         let conversation = if alike { 0 } else { u64::from(number) };
-        Turn { at, client: 0, tokens, output, conversation, blocks: blocks.into() }
+        Turn { at, client: 0, tokens, bytes: body_bytes(tokens), output, conversation, blocks: blocks.into() }
     });
     Recorded(turns.collect())
 }
@@ -195,6 +202,7 @@ impl Agents {
             at: now + session.rng.lognormal(THINKING, 1.0),
             client,
             tokens: session.tokens,
+            bytes: body_bytes(session.tokens),
             output: tokens(&mut session.rng, OUTPUT, 0.8),
             conversation: session.conversation,
             blocks: session.blocks.as_slice().into(),

@@ -22,7 +22,7 @@ impl Oracle {
     /// Creates copies of the workers of a case.
     pub fn new(case: &Case) -> Self {
         Self {
-            workers: vec![Worker::new(case.cache, case.concurrency); case.workers],
+            workers: vec![Worker::new(case.engine, case.cache, case.concurrency); case.workers],
             free: vec![case.concurrency; case.workers],
             running: HashMap::new(),
             waiting: VecDeque::new(),

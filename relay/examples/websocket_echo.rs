@@ -23,6 +23,7 @@ use modelrelay_relay::provider::shared::Shared;
 use modelrelay_relay::settings::cli::Args;
 use modelrelay_relay::settings::config::Config;
 use modelrelay_relay::telemetry::metrics::Metrics;
+use modelrelay_relay::telemetry::request_journal::RequestJournal;
 use modelrelay_relay::workers::io::Liveness;
 use modelrelay_relay::workers::upgrade::{self, Socket};
 use tokio_util::task::TaskTracker;
@@ -32,7 +33,8 @@ const CONNECTIONS: usize = 64;
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
     let args = Args::parse_from(["websocket-echo", "--worker-secret", "not-used-by-this-example"]);
-    let shared = Shared::new(Config::from_args(&args)?, Arc::new(Metrics::new()), None, "echo".to_owned());
+    let (config, journal) = (Config::from_args(&args)?, RequestJournal::default());
+    let shared = Shared::new(config, Arc::new(Metrics::new()), None, journal, "echo".to_owned());
     let listener = net::listen(([127, 0, 0, 1], 0).into()).await?;
     eprintln!("listening on ws://{}", listener.local_addr()?);
     let router = Router::new().fallback(any(connect));

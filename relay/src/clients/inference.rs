@@ -27,7 +27,7 @@ use crate::http::respond::Client;
 use crate::net::budget::{Holder, Purpose};
 use crate::provider::Provider;
 use crate::provider::affinity::Origin;
-use crate::provider::conversation::{self, Prompt, PromptSpans};
+use crate::provider::conversation::{self, Prompt, PromptSpans, ShownIn};
 use crate::provider::exchange::Exchange;
 use crate::provider::request::{RequestRecord, RequestTrace, needs_core1};
 use crate::provider::routing::Route;
@@ -122,7 +122,8 @@ async fn prepare(
         is_streaming,
         needs_core1: needs_core1(method, &body),
         body,
-        conversation,
+        conversation: conversation.key,
+        pseudonym: conversation.pseudonym,
         received_at,
         arrived: SystemTime::now(),
         trace: trace.cloned(),
@@ -142,9 +143,17 @@ struct Routing {
     allowed: Option<Allowed>,
     /// The only worker that may serve it.
     pin: Option<WorkerKey>,
-    /// The key of its conversation.
-    conversation: Option<u64>,
+    conversation: FoundConversation,
     is_streaming: bool,
+}
+
+/// The conversation of a request.
+#[derive(Default)]
+struct FoundConversation {
+    /// Its key, if several workers can be chosen.
+    key: Option<u64>,
+    /// Its pseudonym in the request journal, if that is written.
+    pseudonym: Option<Box<str>>,
 }
 
 /// Routes a request by the model that its body names; an alias in the body is replaced.
@@ -162,10 +171,15 @@ async fn route_by_model(
     let route = find_route(relay, caller, of_default.or(named.as_deref()), &routed.model).await?;
     let allowed = caller.check_model(&route.provider, &[&routed.model, &route.model])?;
     let (pin, conversation) = match &routed.previous_response_id {
-        Some(id) => (Some(pin_to(relay, &route, id, caller.key_id().as_deref()).await?), None),
+        Some(id) => {
+            let pin = pin_to(relay, &route, id, caller.key_id().as_deref()).await?;
+            (Some(pin), FoundConversation::default())
+        }
         None => {
             let shown_in = trace.filter(|trace| relay.shared.config.load().trace_conversations && trace.is_recording());
-            (None, conversation_of(&route, endpoint, (&parts.headers, body, &routed), caller.key_id(), shown_in).await)
+            let shown_in = (shown_in, relay.shared.request_journal.is_on());
+            let prompt = (&parts.headers, &*body, &routed);
+            (None, conversation_of(&route, endpoint, prompt, caller.key_id(), shown_in).await.unwrap_or_default())
         }
     };
     if routed.needs_rewrite(&route.model) {
@@ -179,7 +193,7 @@ async fn route_by_response_id(relay: &Relay, caller: &Caller, parts: &Parts, id:
     let (route, pin) = worker_of_response(relay, id, named_provider(&parts.headers).as_deref(), caller).await?;
     let allowed = caller.check_model(&route.provider, &[&route.model])?;
     let is_streaming = parts.uri.query().is_some_and(|query| query.split('&').any(|pair| pair == "stream=true"));
-    Ok(Routing { route, allowed, pin: Some(pin), conversation: None, is_streaming })
+    Ok(Routing { route, allowed, pin: Some(pin), conversation: FoundConversation::default(), is_streaming })
 }
 
 /// Returns the request's route. If no worker listed the model, this is an error at once, unless a fallback model is configured or
@@ -246,19 +260,20 @@ async fn read_route(
     reading.await.unwrap_or_else(|_| Err(ApiError::new(ErrorKind::Internal, "cannot read the request body")))
 }
 
-/// Returns the key of a request's conversation, unless only one worker can be chosen. Its pseudonym is shown in this trace.
+/// Returns a request's conversation, if it has one that matters: several workers can be chosen, or its pseudonym is shown in this
+/// trace or, if the last parameter is true, in the journal.
 async fn conversation_of(
     route: &Route,
     endpoint: Endpoint,
     (headers, body, routed): (&HeaderMap, &Bytes, &parse::Routed),
     api_key: Option<Arc<str>>,
-    shown_in: Option<&Arc<RequestTrace>>,
-) -> Option<u64> {
+    (trace, is_journaled): (Option<&Arc<RequestTrace>>, bool),
+) -> Option<FoundConversation> {
     if !conversation::may_have_key(endpoint, body) {
         return None;
     }
     let has_choice = route.provider.sole_worker_for(&route.model).is_none();
-    if !has_choice && shown_in.is_none() {
+    if !has_choice && trace.is_none() && !is_journaled {
         return None;
     }
     let (key, model) = (route.provider.conversation_key(), Arc::clone(&route.model));
@@ -273,10 +288,11 @@ async fn conversation_of(
         let (headers, body, spans) = (headers.clone(), body.clone(), routed.prompt.clone());
         blocking::run(move || compute(&headers, &body, &spans)).await.ok().flatten()?
     };
-    if let Some(trace) = shown_in {
-        trace.set_conversation(key.pseudonym(conversation));
+    if let Some(trace) = trace {
+        trace.set_conversation(key.pseudonym(ShownIn::Traces, conversation));
     }
-    has_choice.then_some(conversation)
+    let pseudonym = is_journaled.then(|| key.pseudonym(ShownIn::Journal, conversation).into());
+    Some(FoundConversation { key: has_choice.then_some(conversation), pseudonym })
 }
 
 /// Replaces an alias. The copy is charged to the budget like the original, which is dropped.

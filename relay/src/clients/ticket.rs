@@ -7,13 +7,17 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use modelrelay_protocol::error::ApiError;
+use modelrelay_protocol::limits::MAX_MODEL_CHARS;
+use modelrelay_protocol::names::printable;
 
-use crate::dispatch::CancelReason;
+use crate::dispatch::{CancelReason, Decision};
 use crate::keys::KeyLease;
 use crate::provider::Provider;
 use crate::provider::request::{CLIENT_CLOSED_REQUEST, Progress, RequestRecord, TraceEnd};
+use crate::system::unix_time::unix_millis;
 use crate::telemetry::journal::PER_REQUEST;
 use crate::telemetry::metrics::{Outcome, RequestEnd, RequestSeries};
+use crate::telemetry::request_journal::RequestLine;
 
 /// The ticket of one request.
 pub struct Ticket {
@@ -149,6 +153,35 @@ impl Ticket {
         );
     }
 
+    fn journal(&self, outcome: Outcome, duration: Duration, progress: &Progress) {
+        let (record, journal) = (&self.record, &self.provider.shared.request_journal);
+        if !journal.is_on() {
+            return;
+        }
+        let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        let (tokens, decision) = (progress.token_counts, progress.decision);
+        journal.record(&RequestLine {
+            at_ms: unix_millis(record.arrived),
+            provider: &record.provider,
+            // A client chooses it if no worker has listed its models.
+            model: &printable(record.logged_model(), MAX_MODEL_CHARS),
+            endpoint: record.endpoint.as_str(),
+            stream: record.is_streaming,
+            body_bytes: record.body.len() as u64,
+            conversation: record.pseudonym.as_deref(),
+            worker: progress.worker.as_deref(),
+            decision: decision.map(Decision::as_str),
+            reason: decision.map(Decision::reason).filter(|reason| !reason.is_empty()),
+            queue_ms: millis(progress.queue_wait),
+            ttft_ms: self.first_byte_at.map(|at| millis(at - record.received_at)),
+            duration_ms: millis(duration),
+            input_tokens: tokens.map(|tokens| tokens.prompt_tokens),
+            cached_tokens: tokens.and_then(|tokens| tokens.cached_tokens),
+            output_tokens: tokens.map(|tokens| tokens.completion_tokens),
+            outcome: outcome.as_str(),
+        });
+    }
+
     fn end_trace(&self, outcome: Outcome, code: u16, progress: &Progress, came_at: Option<Instant>) {
         let record = &self.record;
         let Some(trace) = &record.trace else { return };
@@ -192,6 +225,7 @@ impl Drop for Ticket {
             metrics.overhead_observed(self.record.endpoint, spent);
         }
         self.log(outcome, code, duration);
+        self.journal(outcome, duration, &progress);
         self.end_trace(outcome, code, &progress, came_at);
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! Clients rewrite what does not matter to a model: Claude Code writes `messages` before `system`, moves `cache_control` to the
 //! newest message, and turns text blocks into strings. So the key covers a canonical form ([`head`]) and not the bytes. Neither
-//! that form nor the key is logged or exported; traces can show a pseudonym ([`HashKey::pseudonym`]). A body that cannot be read
-//! has no key, which is never an error: the backend reports it.
+//! that form nor the key is logged or exported; traces and the request journal can show a pseudonym ([`HashKey::pseudonym`]). A
+//! body that cannot be read has no key, which is never an error: the backend reports it.
 
 mod head;
 mod json;
@@ -12,7 +12,7 @@ mod secret;
 mod tests;
 
 pub use json::{PromptField, PromptSpans};
-pub use secret::HashKey;
+pub use secret::{HashKey, ShownIn};
 
 use crate::settings::config::CacheIsolation;
 

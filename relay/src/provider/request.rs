@@ -50,6 +50,8 @@ pub struct RequestRecord {
     pub body: Bytes,
     /// The key of its conversation, if it has one that matters; never logged.
     pub conversation: Option<u64>,
+    /// The pseudonym of its conversation in the request journal, if that is written.
+    pub pseudonym: Option<Box<str>>,
     /// The time of its first byte.
     pub received_at: Instant,
     /// The same, human-readable.
@@ -196,6 +198,7 @@ impl RequestRecord {
             is_streaming: false,
             body: Bytes::from_static(body),
             conversation: None,
+            pseudonym: None,
             received_at: Instant::now(),
             arrived: SystemTime::now(),
             trace: None,

@@ -14,6 +14,7 @@ use crate::provider::affinity::Affinity;
 use crate::provider::operations::Operations;
 use crate::settings::config::Config;
 use crate::telemetry::metrics::Metrics;
+use crate::telemetry::request_journal::RequestJournal;
 
 /// The progress of the process towards its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -45,6 +46,8 @@ pub struct Shared {
     pub metrics: Arc<Metrics>,
     /// The source of spans, if traces are exported.
     pub traces: Option<Traces>,
+    /// The journal of finished requests.
+    pub request_journal: RequestJournal,
     /// Random per process.
     pub relay_id: String,
     /// When the process started.
@@ -61,7 +64,13 @@ pub struct Shared {
 
 impl Shared {
     /// The shared parts of a relay with these settings.
-    pub fn new(config: Config, metrics: Arc<Metrics>, traces: Option<Traces>, relay_id: String) -> Arc<Self> {
+    pub fn new(
+        config: Config,
+        metrics: Arc<Metrics>,
+        traces: Option<Traces>,
+        request_journal: RequestJournal,
+        relay_id: String,
+    ) -> Arc<Self> {
         Arc::new(Self {
             budget: Budget::new(config.max_buffered_bytes),
             config: ArcSwap::from_pointee(config),
@@ -69,6 +78,7 @@ impl Shared {
             operations: Operations::default(),
             metrics,
             traces,
+            request_journal,
             relay_id,
             started_at: Instant::now(),
             progress: Notify::new(),

@@ -13,12 +13,16 @@ use crate::provider::worker::register::Accepted;
 use crate::settings::cli::Args;
 use crate::settings::config::Config;
 use crate::telemetry::metrics::Metrics;
+use crate::telemetry::request_journal::RequestJournal;
 
 fn provider() -> Arc<Provider> {
     let args = <Args as clap::Parser>::parse_from(["modelrelay-relay", "--worker-secret", "0123456789abcdef"]);
     let config = Config::from_args(&args).expect("valid");
     let provider = config.providers[0].clone();
-    Provider::start(provider, Shared::new(config, Arc::new(Metrics::new()), None, "relay".to_owned()))
+    Provider::start(
+        provider,
+        Shared::new(config, Arc::new(Metrics::new()), None, RequestJournal::default(), "relay".to_owned()),
+    )
 }
 
 /// Adds a link of the single process, which serves `m`.

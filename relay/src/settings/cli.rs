@@ -192,6 +192,15 @@ pub struct Args {
     #[arg(long, env = "AUDIT_LOG_FILE", value_name = "FILE", value_parser = values::optional_path)]
     pub audit_log_file: Option<OptionalPath>,
 
+    /// File to which the metadata of finished requests is appended, one JSON object per line, for the replay with other settings.
+    /// [default: none]
+    #[arg(long, env = "REQUEST_JOURNAL_FILE", value_name = "FILE", value_parser = values::optional_path)]
+    pub request_journal_file: Option<OptionalPath>,
+
+    /// Size at which the request journal is moved to a second file with the ending .1, which is overwritten.
+    #[arg(long, env = "REQUEST_JOURNAL_BYTES", value_name = "SIZE", default_value = "64Mi", value_parser = values::journal_size)]
+    pub request_journal_bytes: u64,
+
     /// Require an API key on every client route.
     #[arg(long, alias = "modelrelay-require-api-keys", env = "MODELRELAY_REQUIRE_API_KEYS", value_name = "BOOL", default_value = "false", num_args = 0..=1, default_missing_value = "true", value_parser = values::boolean)]
     pub require_api_keys: bool,

@@ -77,6 +77,8 @@ pub struct Config {
     pub admin_token: AdminTokenSource,
     /// The file to which admin actions are written, in addition to the log.
     pub audit_log_file: Option<PathBuf>,
+    /// The file to which the metadata of finished requests is written, if any.
+    pub request_journal: Option<RequestJournalFile>,
     /// True if every client route requires an API key.
     pub require_api_keys: bool,
     /// The storage of API keys.
@@ -134,6 +136,15 @@ pub struct Config {
     pub ignored_variables: Vec<&'static str>,
     /// Settings that are allowed but probably not intended, one line each.
     pub warnings: Vec<String>,
+}
+
+/// The file of the request journal.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RequestJournalFile {
+    /// Its path.
+    pub path: PathBuf,
+    /// The size at which it is moved away; the previous file has as many bytes.
+    pub max_bytes: u64,
 }
 
 /// The source of the token of `/admin`.
@@ -328,6 +339,7 @@ fn relay_wide(args: &Args) -> Result<Config, ConfigError> {
         tls: tls_files(args)?,
         admin_token: credentials::admin_token(args)?,
         audit_log_file: args.audit_log_file.as_ref().and_then(|path| path.0.clone()),
+        request_journal: request_journal(args),
         require_api_keys: args.require_api_keys,
         api_keys: key_storage(args)?,
         worker_tokens: WorkerTokens {
@@ -375,6 +387,11 @@ fn metric_export(args: &Args) -> Result<Option<MetricsTarget>, ConfigError> {
     let target = MetricsTarget::resolve(args.otlp_endpoint.as_deref().map(|address| (ENDPOINT, address)))?;
     target.as_ref().map(MetricsTarget::check).transpose()?;
     Ok(target)
+}
+
+fn request_journal(args: &Args) -> Option<RequestJournalFile> {
+    let path = args.request_journal_file.as_ref().and_then(|path| path.0.clone())?;
+    Some(RequestJournalFile { path, max_bytes: args.request_journal_bytes })
 }
 
 fn tls_files(args: &Args) -> Result<Option<TlsFiles>, ConfigError> {

@@ -123,6 +123,17 @@ impl Metrics {
         self.families.audit_lost.inc();
     }
 
+    /// Counts lines of the request journal that could not be written.
+    pub fn journal_lines_lost(&self, lines: u64) {
+        self.families.journal_lines_lost.inc_by(lines);
+    }
+
+    /// The number of lines of the request journal that could not be written.
+    #[cfg(test)]
+    pub fn journal_lines_lost_so_far(&self) -> u64 {
+        self.families.journal_lines_lost.get()
+    }
+
     /// Counts spans that the collector of traces did not receive.
     pub fn spans_dropped(&self, loss: Loss, spans: u64) {
         self.families.spans_dropped.with_label_values(&[loss.as_str()]).inc_by(spans);

@@ -338,7 +338,7 @@ impl Relay {
 impl Drop for Relay {
     /// Searches the files that it wrote into its folder, such as keys and the audit log, for secrets too.
     fn drop(&mut self) {
-        for name in ["audit.jsonl", "modelrelay-keys.json"] {
+        for name in ["audit.jsonl", "modelrelay-keys.json", "requests.jsonl"] {
             if let Ok(text) = std::fs::read_to_string(self.dir.path().join(name))
                 && !std::thread::panicking()
             {

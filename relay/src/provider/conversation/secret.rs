@@ -9,11 +9,27 @@ use crate::settings::config::ProviderConfig;
 /// Separates this key from every other use of the secrets.
 const LABEL: &[u8] = b"modelrelay conversation key 1";
 
-/// Separates pseudonyms from every other use of this key.
-const PSEUDONYM_LABEL: &[u8] = b"modelrelay conversation pseudonym 1";
-
 /// The number of bytes of a pseudonym: enough that no two conversations share one.
 const PSEUDONYM_BYTES: usize = 16;
+
+/// The place where pseudonyms are shown. Pseudonyms of one place are not linked to those of another.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ShownIn {
+    /// Exported traces.
+    Traces,
+    /// The request journal.
+    Journal,
+}
+
+impl ShownIn {
+    /// Separates these pseudonyms from every other use of the key.
+    fn label(self) -> &'static [u8] {
+        match self {
+            Self::Traces => b"modelrelay conversation pseudonym 1",
+            Self::Journal => b"modelrelay conversation pseudonym in the request journal 1",
+        }
+    }
+}
 
 /// A secret key of 128 bits. Without it, a client could construct a prompt that has another client's key.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -39,13 +55,13 @@ impl HashKey {
         Self::of_bytes(&bytes)
     }
 
-    /// Returns the name of a conversation for traces: an HMAC-SHA-256 of its key. A reader of traces cannot compute that key, nor
-    /// construct a prompt that has it.
-    pub fn pseudonym(self, conversation: u64) -> String {
+    /// Returns the name of a conversation in traces or the request journal: an HMAC-SHA-256 of its key. A reader cannot compute
+    /// that key, nor construct a prompt that has it.
+    pub fn pseudonym(self, place: ShownIn, conversation: u64) -> String {
         let mut key = [0; 16];
         key[..8].copy_from_slice(&self.0.to_le_bytes());
         key[8..].copy_from_slice(&self.1.to_le_bytes());
-        let mac = mac(&key, &[PSEUDONYM_LABEL, &conversation.to_le_bytes()]);
+        let mac = mac(&key, &[place.label(), &conversation.to_le_bytes()]);
         mac[..PSEUDONYM_BYTES].iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
@@ -81,21 +97,29 @@ mod tests {
 
     #[test]
     fn relays_with_same_secrets_share_pseudonyms() {
-        let pseudonym = key(&["a", "b"]).pseudonym(7);
-        assert_eq!(pseudonym, key(&["b", "", "a"]).pseudonym(7));
-        assert_ne!(pseudonym, key(&["a", "b"]).pseudonym(8));
-        assert_ne!(pseudonym, key(&["c"]).pseudonym(7));
+        for place in [ShownIn::Traces, ShownIn::Journal] {
+            let pseudonym = key(&["a", "b"]).pseudonym(place, 7);
+            assert_eq!(pseudonym, key(&["b", "", "a"]).pseudonym(place, 7));
+            assert_ne!(pseudonym, key(&["a", "b"]).pseudonym(place, 8));
+            assert_ne!(pseudonym, key(&["c"]).pseudonym(place, 7));
+        }
+    }
+
+    #[test]
+    fn traces_and_journal_have_different_pseudonyms() {
+        assert_ne!(key(&["a"]).pseudonym(ShownIn::Traces, 7), key(&["a"]).pseudonym(ShownIn::Journal, 7));
     }
 
     #[test]
     fn relays_without_secrets_have_different_pseudonyms() {
-        assert_ne!(HashKey::random().pseudonym(7), HashKey::random().pseudonym(7));
+        let pseudonym = || HashKey::random().pseudonym(ShownIn::Journal, 7);
+        assert_ne!(pseudonym(), pseudonym());
     }
 
     #[test]
     fn pseudonym_does_not_contain_key_of_conversation() {
         let conversation = 0x0123_4567_89ab_cdef_u64;
-        let text = key(&["a"]).pseudonym(conversation);
+        let text = key(&["a"]).pseudonym(ShownIn::Traces, conversation);
         assert!(text.len() == 2 * PSEUDONYM_BYTES && text.bytes().all(|byte| byte.is_ascii_hexdigit()), "{text}");
         let shown = [conversation, conversation.swap_bytes()].map(|number| format!("{number:016x}"));
         assert!(shown.iter().all(|number| !text.contains(number)), "{text}");

@@ -22,6 +22,8 @@ const MAX_QUEUE_LEN: usize = 1_000_000;
 const MAX_PROXIES: usize = 256;
 /// The most names in `ALLOWED_HOSTS` and `RESPONSE_HEADERS`.
 const MAX_NAMES: usize = 64;
+/// The smallest request journal.
+const MIN_JOURNAL_BYTES: u64 = 64 << 10;
 /// The most ServiceAccounts in `WORKER_SERVICE_ACCOUNTS`.
 const MAX_ACCOUNTS: usize = 64;
 
@@ -123,6 +125,12 @@ pub(super) fn relay_count(text: &str) -> Result<u32, AllowedValues> {
 
 pub(super) fn size(text: &str) -> Result<u64, AllowedValues> {
     parse_size(text).map_err(|error| error.allowed().to_owned())
+}
+
+/// Parses the size of a file that has room for many lines.
+pub(super) fn journal_size(text: &str) -> Result<u64, AllowedValues> {
+    let size = parse_size(text).ok().filter(|size| *size >= MIN_JOURNAL_BYTES);
+    size.ok_or_else(|| "a size of at least 64Ki, such as 64Mi or 1Gi".to_owned())
 }
 
 /// Parses seconds as a number, or with a unit as in `relay.yaml`; at least a millisecond.

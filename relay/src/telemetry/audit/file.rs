@@ -2,20 +2,20 @@
 //!
 //! A thread of its own writes the file, so that a disk that hangs or is full delays nothing else. Events that it cannot
 //! write are counted. The log, which contains the event too, reports the failure once until writing works again. A file
-//! that was moved away, as logrotate does, is created again for the next event.
+//! that was moved away, as logrotate does, is created again for the next event. It is readable by its owner alone: it
+//! contains the actions of admins and their addresses.
 
-use std::fs::{File, OpenOptions};
-use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::io;
+use std::path::Path;
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use modelrelay_platform::files;
 use tracing::{error, info};
 
 use super::AuditEvent;
+use crate::telemetry::append_file::AppendFile;
 use crate::telemetry::metrics::Metrics;
 
 /// The most events that wait for the disk; more than an admin causes while it hangs.
@@ -35,7 +35,7 @@ pub(super) struct AuditFile {
 
 impl AuditFile {
     pub(super) fn open(path: &Path, metrics: Arc<Metrics>) -> io::Result<Self> {
-        let writer = Writer::open(path.to_path_buf())?;
+        let writer = AppendFile::open(path.to_path_buf())?;
         let (lines, waiting) = sync_channel(MAX_WAITING);
         let (end, ended) = sync_channel(0);
         let counted = Arc::clone(&metrics);
@@ -63,57 +63,24 @@ impl AuditFile {
     }
 }
 
-fn write_all(mut writer: Writer, lines: &Receiver<Vec<u8>>, metrics: &Metrics) {
+fn write_all(mut writer: AppendFile, lines: &Receiver<Vec<u8>>, metrics: &Metrics) {
     let mut trouble: Option<String> = None;
     for line in lines {
         match writer.write(&line) {
             Ok(()) if trouble.is_some() => {
                 trouble = None;
-                info!(file = %writer.path.display(), "audit log is writable again");
+                info!(file = %writer.path().display(), "audit log is writable again");
             }
             Ok(()) => {}
             Err(error) => {
                 metrics.audit_event_lost();
                 let why = error.to_string();
                 if trouble.as_ref() != Some(&why) {
-                    let file = writer.path.display();
+                    let file = writer.path().display();
                     error!(%file, error = why, "cannot write to the audit log; events are in this log only");
                     trouble = Some(why);
                 }
             }
         }
     }
-}
-
-struct Writer {
-    path: PathBuf,
-    file: File,
-    /// True if the last line is incomplete.
-    is_torn: bool,
-}
-
-impl Writer {
-    fn open(path: PathBuf) -> io::Result<Self> {
-        Ok(Self { file: open(&path)?, path, is_torn: false })
-    }
-
-    fn write(&mut self, line: &[u8]) -> io::Result<()> {
-        if !files::is_in_place(&self.path, &self.file) {
-            self.file = open(&self.path)?;
-            self.is_torn = false;
-        }
-        if self.is_torn {
-            self.file.write_all(b"\n")?;
-            self.is_torn = false;
-        }
-        let before = self.file.metadata()?.len();
-        self.file.write_all(line).inspect_err(|_| {
-            self.is_torn = self.file.metadata().is_ok_and(|now| now.len() > before);
-        })
-    }
-}
-
-/// Readable by its owner alone: it contains the actions of admins and their addresses.
-fn open(path: &Path) -> io::Result<File> {
-    files::with_mode(OpenOptions::new().append(true).create(true), files::OWNER_ONLY).open(path)
 }

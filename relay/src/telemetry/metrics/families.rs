@@ -43,6 +43,7 @@ pub(super) struct Families {
     pub(super) heartbeat_rtt: HistogramVec,
     pub(super) auth_failures: IntCounterVec,
     pub(super) audit_lost: IntCounter,
+    pub(super) journal_lines_lost: IntCounter,
     pub(super) log_lines_dropped: IntCounter,
     /// Without a sample if no traces are exported.
     pub(super) spans_dropped: IntCounterVec,
@@ -146,6 +147,11 @@ impl Families {
                 &registry,
                 "audit_write_failures_total",
                 "Events that could not be written to AUDIT_LOG_FILE.",
+            ),
+            journal_lines_lost: int_counter(
+                &registry,
+                "request_journal_lines_lost_total",
+                "Finished requests that could not be written to REQUEST_JOURNAL_FILE.",
             ),
             spans_dropped: counter(
                 "trace_spans_dropped_total",

@@ -39,6 +39,7 @@ mod providers;
 mod published_worker;
 mod queue;
 mod reload;
+mod request_journal;
 mod requeue;
 mod routing;
 mod selection;

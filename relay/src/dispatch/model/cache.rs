@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use modelrelay_protocol::limits::MAX_HOMES_PER_MESSAGE;
+
 use super::models::ModelId;
 
 /// Full trust, in permille.
@@ -23,11 +25,13 @@ pub(crate) struct Cache {
     void_before: u64,
     /// The same for single models.
     models: BTreeMap<ModelId, u64>,
+    /// True if reports on other relays' conversations are of requests since the last report, and not of any before.
+    is_current: bool,
 }
 
 impl Cache {
     pub(crate) fn new(void_before: u64) -> Self {
-        Self { own: 0, others: 0, trust: FULL, void_before, models: BTreeMap::new() }
+        Self { own: 0, others: 0, trust: FULL, void_before, models: BTreeMap::new(), is_current: false }
     }
 
     pub(crate) fn backlog(&self) -> u64 {
@@ -51,8 +55,14 @@ impl Cache {
         self.own = self.own.saturating_sub(cost);
     }
 
-    pub(crate) fn handle_reported(&mut self, others: u64) {
+    /// Handles a report on this number of other relays' conversations, and their backlog. Returns true if the reported
+    /// requests came since the last report. The first reports of a connection have what the worker remembers; the first one
+    /// that is not full is the last of these.
+    pub(crate) fn handle_reported(&mut self, homes: usize, others: u64) -> bool {
         self.others = others;
+        let is_current = self.is_current;
+        self.is_current |= homes < MAX_HOMES_PER_MESSAGE;
+        is_current
     }
 
     /// Compares what was believed to be cached of a body with the part of the prompt that was, in permille.

@@ -121,17 +121,17 @@ impl Dispatch {
         let Some(worker) = self.workers.get_mut(&key) else {
             return;
         };
-        worker.cache.handle_reported(backlog);
+        let is_current = worker.cache.handle_reported(homes.len(), backlog);
         for (conversation, bytes) in homes {
-            if self.is_newer_home(*conversation, key, *bytes) {
+            if is_current || self.is_newer_home(*conversation, key, *bytes) {
                 self.set_home(*conversation, key, *bytes);
             }
         }
         self.note_load(key);
     }
 
-    /// True if a reported home is newer than the known one. A worker that connects again also reports conversations that
-    /// have moved since; and because a conversation grows, the longer body is the newer one.
+    /// True if a home that a worker remembers is newer than the known one. The conversation may have moved since; because it
+    /// grows, the longer body is the newer one.
     fn is_newer_home(&self, conversation: Conversation, worker: WorkerKey, bytes: u64) -> bool {
         let instance = self.workers.get(&worker).map(|worker| worker.instance);
         let known = self.homes.get(conversation).filter(|known| self.instances.contains_key(&known.instance));

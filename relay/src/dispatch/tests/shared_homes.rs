@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use modelrelay_protocol::limits::MAX_HOMES_PER_MESSAGE;
+
 use super::harness::{Provider, settings, worker};
 use super::slots::{empty, idle};
 use crate::dispatch::{Conversation, Event, Placement, RequestKey, RequestPlace, Settings, WorkerKey};
@@ -133,19 +135,42 @@ fn restarted_relay_learns_newer_home() {
     assert_eq!(site.turn(0, 7, LONG + 10), 2);
     site.restart(0);
     assert_eq!(site.turn(0, 7, LONG + 20), 2);
-    report(&mut site.relays[0], 1, &[(7, LONG)], 0);
-    assert_eq!(site.turn(0, 7, LONG + 30), 2, "worker 1 has only connected again");
+    site.relays[0].lose(1, &[]);
+    site.relays[0].join(3, &["m"], 4);
+    report(&mut site.relays[0], 3, &[(7, LONG)], 0);
+    assert_eq!(site.turn(0, 7, LONG + 30), 2, "worker 3 remembers an earlier turn");
 }
 
 #[test]
-fn reported_home_replaces_only_shorter_one() {
+fn remembered_home_replaces_only_shorter_one() {
     let mut p = relay();
     report(&mut p, 2, &[(7, LONG)], 0);
     report(&mut p, 1, &[(7, LONG - 1)], 0);
     assert_eq!(turn(&mut p, 1, 7, LONG), 2, "worker 1 had an earlier turn");
     p.complete(1);
-    report(&mut p, 1, &[(7, LONG + 1)], 0);
-    assert_eq!(turn(&mut p, 2, 7, LONG + 2), 1, "worker 1 had a later turn");
+    p.lose(1, &[]);
+    p.join(3, &["m"], 4);
+    report(&mut p, 3, &[(7, LONG + 1)], 0);
+    assert_eq!(turn(&mut p, 2, 7, LONG + 2), 3, "worker 3 had a later turn");
+}
+
+/// Each report after the first is on requests that have just come, and a conversation may begin again or be shortened.
+#[test]
+fn report_after_first_replaces_longer_home() {
+    let mut p = relay();
+    report(&mut p, 2, &[(7, LONG)], 0);
+    report(&mut p, 1, &[], 0);
+    report(&mut p, 1, &[(7, LONG - 1)], 0);
+    assert_eq!(turn(&mut p, 1, 7, LONG), 1);
+}
+
+#[test]
+fn report_after_full_one_keeps_longer_home() {
+    let mut p = relay();
+    report(&mut p, 2, &[(7, LONG)], 0);
+    report(&mut p, 1, &[(8, LONG); MAX_HOMES_PER_MESSAGE], 0);
+    report(&mut p, 1, &[(7, LONG - 1)], 0);
+    assert_eq!(turn(&mut p, 1, 7, LONG), 2, "worker 1 remembers more than one report holds");
 }
 
 #[test]

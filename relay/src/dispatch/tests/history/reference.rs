@@ -81,6 +81,7 @@ pub(super) struct Worker {
     /// In permille.
     pub(super) trust: u64,
     backlog_of_others: u64,
+    has_reported: bool,
 }
 
 impl Reference {

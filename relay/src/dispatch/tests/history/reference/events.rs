@@ -215,6 +215,7 @@ impl Reference {
             announced: new.models.iter().map(|model| (model.clone(), 0)).collect(),
             trust: 1000,
             backlog_of_others: 0,
+            has_reported: false,
             new,
         };
         self.workers.insert(worker.new.key, worker);

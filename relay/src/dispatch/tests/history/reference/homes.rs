@@ -178,11 +178,14 @@ impl Reference {
     }
 
     pub(super) fn report_homes(&mut self, worker: WorkerKey, homes: &[(Conversation, u64)], backlog: u64) {
-        self.workers.get_mut(&worker).unwrap().backlog_of_others = backlog;
+        let reporter = self.workers.get_mut(&worker).unwrap();
+        reporter.backlog_of_others = backlog;
+        // The first report has what the worker remembers; no history fills one.
+        let is_current = std::mem::replace(&mut reporter.has_reported, true);
         for (conversation, bytes) in homes {
             let known = self.homes.find(*conversation).filter(|home| self.homes.newest.contains_key(&home.process));
             let is_same = |home: &Home| home.process == process(&self.workers[&worker].new);
-            if known.is_none_or(|home| is_same(home) || home.bytes < *bytes) {
+            if is_current || known.is_none_or(|home| is_same(home) || home.bytes < *bytes) {
                 self.set_home(*conversation, worker, *bytes);
             }
         }

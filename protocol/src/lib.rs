@@ -12,6 +12,7 @@ pub mod event_stream;
 pub mod frame;
 pub mod grants;
 pub mod headers;
+pub mod homes;
 pub mod limits;
 pub mod message;
 pub mod model_details;

@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use modelrelay_protocol::message::Homes;
 use modelrelay_relay::dispatch::{
     AttemptFailure, Conversation, Decision, Dispatch, Effect, Event, Model, NewRequest, NewWorker, Placement,
     RequestKey, Settings, WorkerKey,
@@ -44,7 +45,6 @@ pub struct Relays {
     requests: HashMap<usize, Request>,
     /// Events that the relays have yet to handle.
     events: VecDeque<(usize, Event)>,
-    sharing: Sharing,
     epoch: Instant,
     rng: Rng,
     overtakes: u64,
@@ -81,10 +81,11 @@ impl Relays {
         let (capacity, epoch) = (case.concurrency as u32, Instant::now());
         let mut relays = Self {
             relays: (0..number).map(|_| relay()).collect(),
-            workers: (0..case.workers).map(|_| Links::new(capacity, number, epoch)).collect(),
+            workers: (0..case.workers)
+                .map(|_| Links::new(capacity, number, sharing == Sharing::Reported, epoch))
+                .collect(),
             requests: HashMap::new(),
             events: VecDeque::new(),
-            sharing,
             epoch,
             rng: Rng::new(seed),
             overtakes: 0,
@@ -163,12 +164,12 @@ impl Relays {
     }
 
     fn pass_reports(&mut self, worker: usize, now: Instant) {
-        if self.sharing != Sharing::Reported {
-            return;
-        }
         let reports = self.workers[worker].next_reports(now);
         let worker = WorkerKey(worker as u64);
-        let event = |(relay, (homes, backlog))| (relay, Event::HomesReported { worker, homes, backlog });
+        let event = |(relay, report): (usize, Homes)| {
+            let homes = report.homes.into_iter().map(|(key, bytes)| (Conversation(key.0), bytes)).collect();
+            (relay, Event::HomesReported { worker, homes, backlog: report.backlog })
+        };
         self.events.extend(reports.into_iter().map(event));
     }
 
@@ -260,8 +261,7 @@ impl Router for Relays {
 
     fn next_timeout(&self) -> Option<Time> {
         let relays = self.relays.iter().filter_map(|relay| relay.dispatch.next_timeout());
-        let reports = self.sharing == Sharing::Reported;
-        let workers = self.workers.iter().filter_map(|worker| worker.next_timeout(reports));
+        let workers = self.workers.iter().filter_map(Links::next_timeout);
         relays.chain(workers).min().map(|at| at.saturating_duration_since(self.epoch))
     }
 

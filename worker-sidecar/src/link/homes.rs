@@ -6,22 +6,20 @@
 //!
 //! Locks: this one is acquired last, also under a link's lock, and is never held over an await.
 
-mod table;
-
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+use modelrelay_protocol::homes::HomeTable;
+pub use modelrelay_protocol::homes::{HomesDue, ModelLoads};
 use modelrelay_protocol::message::{ConversationKey, Homes};
 use tokio::sync::Notify;
 
 use super::LinkId;
-use table::HomeTable;
-pub use table::{HomesDue, ModelLoads};
 
 /// The conversations of a worker, and the requests that have no response yet.
 #[derive(Debug, Default)]
 pub struct Conversations {
-    table: Mutex<HomeTable>,
+    table: Mutex<HomeTable<LinkId>>,
     /// Notified when there may be something to report.
     changed: Notify,
 }
@@ -79,7 +77,7 @@ impl Conversations {
         self.lock().next_report(link, now)
     }
 
-    fn lock(&self) -> MutexGuard<'_, HomeTable> {
+    fn lock(&self) -> MutexGuard<'_, HomeTable<LinkId>> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,44 +1,34 @@
 //! A worker's connections to the relays that share it: its slots, and its reports about one relay's requests to the
 //! others.
 
-use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 use std::time::Instant;
 
 use modelrelay_protocol::grants::{Admission, GrantValues, LinkKind, SlotAllocator};
-use modelrelay_protocol::limits::HOMES_INTERVAL;
+use modelrelay_protocol::homes::{HomeTable, HomesDue};
+use modelrelay_protocol::message::{ConversationKey, Homes};
 use modelrelay_relay::dispatch::{Conversation, Grant};
 
-/// Conversations with the size of each one's last body, and the bytes whose response has not begun.
-pub type Report = (Vec<(Conversation, u64)>, u64);
-
-/// The connections of one worker. The slots are divided as the worker divides them, by the same code.
+/// The connections of one worker, by the number of the relay. Slots are divided and reports are made as the worker does it,
+/// by the same code.
 #[derive(Debug)]
 pub struct Links {
     slots: SlotAllocator<usize>,
-    /// By relay.
-    links: Vec<Link>,
-    /// The size of each conversation's last body.
-    bodies: HashMap<Conversation, u64>,
-}
-
-#[derive(Clone, Debug, Default)]
-struct Link {
-    /// Bytes of this relay's requests whose response has not begun.
-    awaited: u64,
-    /// Conversations of other relays that are not reported to this one yet.
-    homes: BTreeMap<Conversation, u64>,
-    /// The backlog of the last report, and its time.
-    reported: (u64, Option<Instant>),
+    homes: HomeTable<usize>,
+    /// When each relay's next report is due without a change.
+    reports_due: Vec<Option<Instant>>,
+    model: Arc<str>,
 }
 
 impl Links {
-    /// Connects a worker with this number of slots to relays.
-    pub fn new(slots: u32, relays: usize, now: Instant) -> Self {
-        let mut slots = SlotAllocator::new(slots);
+    /// Connects a worker with this number of slots to relays, which may want reports.
+    pub fn new(slots: u32, relays: usize, reports: bool, now: Instant) -> Self {
+        let (mut slots, mut homes) = (SlotAllocator::new(slots), HomeTable::default());
         for relay in 0..relays {
             slots.add_link(relay, LinkKind::Granted, now);
+            homes.attach(relay, reports);
         }
-        Self { slots, links: vec![Link::default(); relays], bodies: HashMap::new() }
+        Self { slots, homes, reports_due: vec![None; relays], model: "model".into() }
     }
 
     /// Handles a request. Returns the bytes that the conversation's last request did not have, or `None` if the worker
@@ -52,21 +42,13 @@ impl Links {
         if self.slots.on_request(relay, now) == Admission::AtCapacity {
             return None;
         }
-        let known = self.bodies.insert(conversation, bytes).unwrap_or(0);
-        let awaited = bytes.saturating_sub(known);
-        for (other, link) in self.links.iter_mut().enumerate() {
-            if other == relay {
-                link.awaited += awaited;
-            } else {
-                link.homes.insert(conversation, bytes);
-            }
-        }
-        Some(awaited)
+        let conversation = (ConversationKey(conversation.0), Arc::clone(&self.model));
+        Some(self.homes.handle_request(relay, Some(conversation), bytes))
     }
 
     /// Handles the first token of a response.
     pub fn handle_begun(&mut self, relay: usize, awaited: u64) {
-        self.links[relay].awaited -= awaited;
+        self.homes.handle_first_byte(relay, awaited);
     }
 
     /// Handles the end of a response.
@@ -96,60 +78,59 @@ impl Links {
     }
 
     /// The reports that are due, with their relays.
-    pub fn next_reports(&mut self, now: Instant) -> Vec<(usize, Report)> {
-        let due: Vec<_> = self.due_reports().filter(|(_, due)| due.is_none_or(|due| due <= now)).collect();
-        let report = |(relay, _)| {
-            let backlog = self.backlog_except(relay);
-            let link: &mut Link = &mut self.links[relay];
-            link.reported = (backlog, Some(now));
-            (relay, (std::mem::take(&mut link.homes).into_iter().collect(), backlog))
+    pub fn next_reports(&mut self, now: Instant) -> Vec<(usize, Homes)> {
+        let report = |(relay, due): (usize, &mut Option<Instant>)| {
+            let (report, next) = self.homes.next_report(relay, now);
+            *due = match next {
+                HomesDue::At(at) => Some(at),
+                HomesDue::AfterChange => None,
+            };
+            Some((relay, report?))
         };
-        due.into_iter().map(report).collect()
+        self.reports_due.iter_mut().enumerate().filter_map(report).collect()
     }
 
     /// The next time at which there is something to do without a message.
-    pub fn next_timeout(&self, reports: bool) -> Option<Instant> {
-        let reports = self.due_reports().filter(|_| reports).filter_map(|(_, due)| due).min();
-        self.slots.next_timeout().into_iter().chain(reports).min()
-    }
-
-    /// The relays for which there is a report, with the time at which it may be sent; `None`: at once.
-    fn due_reports(&self) -> impl Iterator<Item = (usize, Option<Instant>)> {
-        let links = self.links.iter().enumerate();
-        let changed =
-            links.filter(|(relay, link)| !link.homes.is_empty() || self.backlog_except(*relay) != link.reported.0);
-        changed.map(|(relay, link)| (relay, link.reported.1.map(|at| at + HOMES_INTERVAL)))
-    }
-
-    fn backlog_except(&self, relay: usize) -> u64 {
-        let others = self.links.iter().enumerate().filter(|(other, _)| *other != relay);
-        others.map(|(_, link)| link.awaited).sum()
+    pub fn next_timeout(&self) -> Option<Instant> {
+        self.slots.next_timeout().into_iter().chain(self.reports_due.iter().copied().flatten()).min()
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use modelrelay_protocol::limits::HOMES_INTERVAL;
+
     use super::*;
 
     #[test]
     fn relay_gets_reports_on_other_relay() {
         let now = Instant::now();
-        let mut links = Links::new(2, 2, now);
+        let report = |bytes, backlog| (1, Homes { homes: vec![(ConversationKey(7), bytes)], backlog });
+        let mut links = Links::new(2, 2, true, now);
         assert_eq!(links.handle_request(0, (Conversation(7), 100), now), Some(100));
-        assert_eq!(links.next_reports(now), [(1, (vec![(Conversation(7), 100)], 100))]);
+        assert_eq!(links.next_reports(now), [report(100, 100)]);
         assert_eq!(links.handle_request(0, (Conversation(7), 130), now), Some(30));
         links.handle_begun(0, 100);
         assert_eq!(links.next_reports(now), []);
         let due = now + HOMES_INTERVAL;
-        assert_eq!((links.next_timeout(true), links.next_timeout(false)), (Some(due), None));
-        assert_eq!(links.next_reports(due), [(1, (vec![(Conversation(7), 130)], 30))]);
-        assert_eq!(links.next_timeout(true), None);
+        assert_eq!(links.next_timeout(), Some(due));
+        assert_eq!(links.next_reports(due), [report(130, 30)]);
+        assert_eq!(links.next_reports(due + HOMES_INTERVAL), []);
+        assert_eq!(links.next_timeout(), None);
+    }
+
+    #[test]
+    fn relay_without_reports_learns_nothing() {
+        let now = Instant::now();
+        let mut links = Links::new(2, 2, false, now);
+        assert_eq!(links.handle_request(0, (Conversation(7), 100), now), Some(100));
+        assert_eq!((links.next_reports(now), links.next_timeout()), (Vec::new(), None));
     }
 
     #[test]
     fn request_beyond_slots_is_refused() {
         let now = Instant::now();
-        let mut links = Links::new(1, 2, now);
+        let mut links = Links::new(1, 2, true, now);
         assert_eq!(links.handle_request(0, (Conversation(1), 10), now), Some(10));
         assert_eq!(links.handle_request(1, (Conversation(2), 10), now), None);
         links.handle_end(0, now);

@@ -1,4 +1,4 @@
-//! The table of conversations, without a lock or a clock.
+//! What a worker remembers of conversations, and reports to each of the relays that share it.
 //!
 //! - A report to a relay has the conversations that *other* links have sent since its last report, the oldest first, and
 //!   the backlog of the other links. It is sent only if something changed, and at most every [`HOMES_INTERVAL`].
@@ -11,10 +11,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Instant;
 
-use modelrelay_protocol::limits::{HOMES_INTERVAL, MAX_HOMES_PER_MESSAGE};
-use modelrelay_protocol::message::{ConversationKey, Homes};
-
-use crate::link::LinkId;
+use crate::limits::{HOMES_INTERVAL, MAX_HOMES_PER_MESSAGE};
+use crate::message::{ConversationKey, Homes};
 
 /// Conversations of one worker: many times as many as its cache has room for. About a megabyte.
 const MAX_CONVERSATIONS: usize = 10_000;
@@ -34,24 +32,25 @@ pub enum HomesDue {
     AfterChange,
 }
 
-#[derive(Debug, Default)]
-pub(super) struct HomeTable {
-    conversations: HashMap<ConversationKey, Home>,
+/// The conversations of a worker, by the link of each one's last request. `L` identifies a link.
+#[derive(Debug)]
+pub struct HomeTable<L> {
+    conversations: HashMap<ConversationKey, Home<L>>,
     /// The same by the number of their last requests.
     order: BTreeMap<u64, ConversationKey>,
     /// The number of the last request.
     last: u64,
     loads: ModelLoads,
-    links: BTreeMap<LinkId, LinkBytes>,
+    links: BTreeMap<L, LinkBytes>,
 }
 
 #[derive(Debug)]
-struct Home {
+struct Home<L> {
     number: u64,
     /// The length of the last body.
     bytes: u64,
     /// The link of the last request.
-    from: LinkId,
+    from: L,
     model: Arc<str>,
 }
 
@@ -71,24 +70,34 @@ struct SentReports {
     at: Option<Instant>,
 }
 
-impl HomeTable {
-    pub(super) fn attach(&mut self, link: LinkId, reports: bool) {
+impl<L> Default for HomeTable<L> {
+    fn default() -> Self {
+        Self {
+            conversations: HashMap::new(),
+            order: BTreeMap::new(),
+            last: 0,
+            loads: ModelLoads::new(),
+            links: BTreeMap::new(),
+        }
+    }
+}
+
+impl<L: Copy + Ord> HomeTable<L> {
+    /// Adds a link; with `reports`, its relay wants them, and first gets the newest conversations.
+    pub fn attach(&mut self, link: L, reports: bool) {
         let covered = self.order.keys().rev().nth(MAX_FOR_NEW_LINK).copied().unwrap_or(0);
         let reports = reports.then_some(SentReports { covered, backlog: 0, at: None });
         self.links.insert(link, LinkBytes { awaited: 0, reports });
     }
 
-    pub(super) fn detach(&mut self, link: LinkId) {
+    /// Removes a link, whose requests have ended.
+    pub fn detach(&mut self, link: L) {
         self.links.remove(&link);
     }
 
-    /// Returns the bytes that wait for their computation: those that the conversation's last request did not have.
-    pub(super) fn handle_request(
-        &mut self,
-        link: LinkId,
-        conversation: Option<(ConversationKey, Arc<str>)>,
-        bytes: u64,
-    ) -> u64 {
+    /// A request with a body of this length arrived; `conversation` is its key and its model's id, if it has a key. Returns the
+    /// bytes that wait for their computation: those that the conversation's last request did not have.
+    pub fn handle_request(&mut self, link: L, conversation: Option<(ConversationKey, Arc<str>)>, bytes: u64) -> u64 {
         let known = conversation.and_then(|(key, model)| self.record(key, model, link, bytes));
         let awaited = bytes.saturating_sub(known.unwrap_or(0));
         if let Some(link) = self.links.get_mut(&link) {
@@ -98,7 +107,7 @@ impl HomeTable {
     }
 
     /// Makes a conversation the newest, and returns the length of its last body.
-    fn record(&mut self, key: ConversationKey, model: Arc<str>, from: LinkId, bytes: u64) -> Option<u64> {
+    fn record(&mut self, key: ConversationKey, model: Arc<str>, from: L, bytes: u64) -> Option<u64> {
         self.last += 1;
         self.order.insert(self.last, key);
         let former = self.conversations.insert(key, Home { number: self.last, bytes, from, model });
@@ -113,13 +122,14 @@ impl HomeTable {
     }
 
     /// The first byte of a response came, or its request ended.
-    pub(super) fn handle_first_byte(&mut self, link: LinkId, awaited: u64) {
+    pub fn handle_first_byte(&mut self, link: L, awaited: u64) {
         if let Some(link) = self.links.get_mut(&link) {
             link.awaited = link.awaited.saturating_sub(awaited);
         }
     }
 
-    pub(super) fn handle_loads(&mut self, loads: ModelLoads) {
+    /// Replaces the loads of models. The conversations of a load that is gone are removed: its cache is gone, too.
+    pub fn handle_loads(&mut self, loads: ModelLoads) {
         if loads == self.loads {
             return;
         }
@@ -127,7 +137,7 @@ impl HomeTable {
         for (_, _, model) in former.difference(&self.loads) {
             let Self { conversations, order, .. } = self;
             order.retain(|_, key| {
-                let is_gone = |home: &Home| model.as_ref().is_none_or(|model| *model == home.model);
+                let is_gone = |home: &Home<L>| model.as_ref().is_none_or(|model| *model == home.model);
                 let stays = !conversations.get(key).is_none_or(is_gone);
                 if !stays {
                     conversations.remove(key);
@@ -138,11 +148,12 @@ impl HomeTable {
     }
 
     /// True if a link other than this one gets reports.
-    pub(super) fn is_reported_beyond(&self, link: LinkId) -> bool {
+    pub fn is_reported_beyond(&self, link: L) -> bool {
         self.links.iter().any(|(id, other)| *id != link && other.reports.is_some())
     }
 
-    pub(super) fn next_report(&mut self, link: LinkId, now: Instant) -> (Option<Homes>, HomesDue) {
+    /// Returns what to send to the relay behind `link` now, and when to call this again.
+    pub fn next_report(&mut self, link: L, now: Instant) -> (Option<Homes>, HomesDue) {
         let others = self.links.iter().filter(|(id, _)| **id != link);
         let backlog = others.fold(0_u64, |sum, (_, other)| sum.saturating_add(other.awaited));
         let Some(reports) = self.links.get_mut(&link).and_then(|link| link.reports.as_mut()) else {

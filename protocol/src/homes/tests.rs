@@ -2,13 +2,13 @@ use std::time::Duration;
 
 use super::*;
 
-const A: LinkId = LinkId(1);
-const B: LinkId = LinkId(2);
-const OLD: LinkId = LinkId(3);
+const A: u8 = 1;
+const B: u8 = 2;
+const OLD: u8 = 3;
 
 /// A table with links to relays A and B, and one to an old relay, which gets no reports.
 struct Rig {
-    table: HomeTable,
+    table: HomeTable<u8>,
     now: Instant,
 }
 
@@ -23,11 +23,11 @@ impl Rig {
     }
 
     /// Sends a request for `m`, and returns the bytes that wait for their computation.
-    fn request(&mut self, link: LinkId, key: u64, bytes: u64) -> u64 {
+    fn request(&mut self, link: u8, key: u64, bytes: u64) -> u64 {
         self.request_for(link, key, "m", bytes)
     }
 
-    fn request_for(&mut self, link: LinkId, key: u64, model: &str, bytes: u64) -> u64 {
+    fn request_for(&mut self, link: u8, key: u64, model: &str, bytes: u64) -> u64 {
         self.table.handle_request(link, Some((ConversationKey(key), model.into())), bytes)
     }
 
@@ -36,13 +36,13 @@ impl Rig {
     }
 
     /// Returns the keys, bytes and backlog of the next report, if one is sent now.
-    fn report(&mut self, link: LinkId) -> Option<(Vec<(u64, u64)>, u64)> {
+    fn report(&mut self, link: u8) -> Option<(Vec<(u64, u64)>, u64)> {
         let report = self.table.next_report(link, self.now).0?;
         Some((report.homes.iter().map(|(key, bytes)| (key.0, *bytes)).collect(), report.backlog))
     }
 
     /// Returns the keys of each report until nothing is left.
-    fn report_all(&mut self, link: LinkId) -> Vec<Vec<u64>> {
+    fn report_all(&mut self, link: u8) -> Vec<Vec<u64>> {
         let reports = std::iter::from_fn(|| {
             let report = self.report(link)?;
             self.wait(HOMES_INTERVAL);
@@ -122,7 +122,7 @@ fn new_link_gets_newest_conversations_in_parts() {
     }
     rig.table.detach(A);
     // The restarted relay, whose conversations these are.
-    let again = LinkId(4);
+    let again = 4;
     rig.table.attach(again, true);
     let reports = rig.report_all(again);
     assert_eq!(reports.iter().map(Vec::len).collect::<Vec<_>>(), [MAX_HOMES_PER_MESSAGE; 4]);

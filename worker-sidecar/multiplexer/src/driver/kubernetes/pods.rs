@@ -5,17 +5,13 @@ use url::Url;
 
 use crate::driver::DriverError;
 
-/// Reasons that waiting does not resolve, or only after a change of the Deployment. `ErrImagePull` is omitted: it is a
-/// first failure, and `ImagePullBackOff` follows it.
-const STUCK_REASONS: [&str; 7] = [
-    "CrashLoopBackOff",
-    "ImagePullBackOff",
-    "ErrImageNeverPull",
-    "InvalidImageName",
-    "CreateContainerConfigError",
-    "CreateContainerError",
-    "RunContainerError",
-];
+/// Reasons that waiting does not resolve, or only after a change of the Deployment.
+///
+/// First failures are omitted, because the kubelet tries again: `ImagePullBackOff` follows `ErrImagePull`, and `CrashLoopBackOff`
+/// follows `RunContainerError`. So is `CreateContainerError`: on a busy node the runtime exceeds the kubelet's deadline, and the
+/// container is created minutes later (containerd#4604).
+const STUCK_REASONS: [&str; 5] =
+    ["CrashLoopBackOff", "ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName", "CreateContainerConfigError"];
 
 /// Reasons for waiting that are normal.
 const USUAL: [&str; 2] = ["ContainerCreating", "PodInitializing"];
@@ -317,6 +313,15 @@ mod tests {
         for reason in ["ImagePullBackOff", "ErrImageNeverPull", "CreateContainerConfigError"] {
             let StuckPod { why, exit_code } = stuck(&container(&state(reason), &json!({})));
             assert!(exit_code.is_none() && why.contains(reason) && why.contains("image \"x\""), "{why}");
+        }
+    }
+
+    #[test]
+    fn first_failure_of_container_runtime_is_waited_for() {
+        for reason in ["CreateContainerError", "RunContainerError"] {
+            let state = json!({"waiting": {"reason": reason, "message": "context deadline exceeded"}});
+            let why = waiting(&container(&state, &json!({})));
+            assert_eq!(why, format!("Pod p: container vllm: {reason}: context deadline exceeded"));
         }
     }
 

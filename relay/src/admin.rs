@@ -14,7 +14,7 @@ use std::sync::Arc;
 use axum::extract::{Path, State};
 use axum::middleware;
 use axum::response::{IntoResponse, Response};
-use axum::routing::{delete, get, post};
+use axum::routing::{get, patch, post};
 use axum::{Json, Router};
 use http::StatusCode;
 use modelrelay_protocol::message::{GracefulShutdown, ModelsRefresh, RelayToWorker};
@@ -45,7 +45,7 @@ pub fn router(relay: Arc<Relay>, more: Router<Arc<Relay>>) -> Router<Arc<Relay>>
         .route("/requests/{id}/cancel", post(cancel))
         .merge(more)
         .route("/keys", get(keys::list).post(keys::create))
-        .route("/keys/{id}", delete(keys::revoke))
+        .route("/keys/{id}", patch(keys::update).delete(keys::revoke))
         .fallback(|| async { problem(StatusCode::NOT_FOUND, "not_found", "unknown path") })
         .method_not_allowed_fallback(|| async {
             problem(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", "method not allowed for this path")

@@ -64,7 +64,7 @@ pub enum StartError {
 
 /// Runs until a signal ends it. Returns an error if it could not start. `journal`: the past and future entries of the log.
 pub async fn run(args: Args, config: Config, mut signal: ShutdownSignal, journal: Journal) -> Result<(), StartError> {
-    let keys = open_keys(&config.api_keys)?;
+    let keys = open_keys(&config)?;
     let admin_token = AdminToken::start(&config.admin_token)?;
     let metrics = Arc::new(Metrics::new());
     let tls = config.tls.as_ref().map(|files| Tls::start(files, Arc::clone(&metrics))).transpose()?;
@@ -134,10 +134,11 @@ fn service(relay_id: &str) -> Service<'_> {
     Service { name: "modelrelay-relay", version: env!("CARGO_PKG_VERSION"), instance: relay_id }
 }
 
-fn open_keys(storage: &KeyStorage) -> Result<Arc<dyn KeyStore>, KeyStoreError> {
-    Ok(match storage {
-        KeyStorage::File(path) => Arc::new(FileKeyStore::open(path)?),
-        KeyStorage::Secret { mount, access } => Arc::new(SecretKeyStore::open(mount, access.clone())?),
+fn open_keys(config: &Config) -> Result<Arc<dyn KeyStore>, KeyStoreError> {
+    let kept = config.revoked_keys_kept;
+    Ok(match &config.api_keys {
+        KeyStorage::File(path) => Arc::new(FileKeyStore::open(path, kept)?),
+        KeyStorage::Secret { mount, access } => Arc::new(SecretKeyStore::open(mount, access.clone(), kept)?),
     })
 }
 

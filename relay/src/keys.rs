@@ -13,19 +13,21 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use modelrelay_protocol::names::is_unprintable;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
 use crate::system::unix_time::unix_millis;
 
+mod edit;
 pub mod file;
+mod forget;
 mod generate;
 mod record;
 pub mod secret;
 mod stored;
 
+pub use edit::{KeyEdits, KeyFields, NewKey};
 pub use file::FileKeyStore;
 pub use record::KeyRecord;
 pub use secret::SecretKeyStore;
@@ -38,9 +40,6 @@ pub const TOUCH_INTERVAL: Duration = Duration::from_secs(60);
 
 /// The most keys that a store holds, including revoked ones. Beyond it, the oldest revoked or expired one is deleted.
 pub const MAX_KEYS: usize = 10_000;
-const MAX_NAME_CHARS: usize = 128;
-const MAX_SCOPE: usize = 256;
-const MAX_SCOPE_CHARS: usize = 256;
 
 /// The result of a store's slow operations; boxed so that stores can be chosen at run time.
 pub type StoreFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, KeyStoreError>> + Send + 'a>>;
@@ -53,10 +52,15 @@ pub trait KeyStore: Send + Sync {
     /// Creates and stores a key; its secret is in the result and nowhere else. After an error no such key exists.
     fn create(&self, request: NewKey) -> StoreFuture<'_, CreatedKey>;
 
+    /// Changes a key and stores it; `None` if no key has this id, or if it was revoked. The change applies to requests that
+    /// arrive from now on. After an error the key is unchanged.
+    fn update<'a>(&'a self, id: &'a str, edits: KeyEdits) -> StoreFuture<'a, Option<KeyInfo>>;
+
     /// Revokes a key, at once and permanently; `false` if no key has this id, or if it was revoked before.
     fn revoke<'a>(&'a self, id: &'a str) -> StoreFuture<'a, bool>;
 
-    /// Stores the latest times of last use, if any changed. Called once a minute and at the end.
+    /// Stores the latest times of last use, if any changed, and forgets keys that were revoked long ago. Called at the
+    /// start, once a minute and at the end.
     fn flush(&self) -> StoreFuture<'_, ()>;
 
     /// Why the stored keys cannot be used; `None` if they can. Meanwhile the last valid keys stay in effect.
@@ -78,14 +82,15 @@ pub trait KeyStore: Send + Sync {
     }
 }
 
-/// Writes the times of last use each [`TOUCH_INTERVAL`], until all other owners have dropped the store.
+/// Calls [`KeyStore::flush`] now and each [`TOUCH_INTERVAL`], until all other owners have dropped the store.
 pub async fn flush_regularly(store: std::sync::Weak<dyn KeyStore>) {
     loop {
-        tokio::time::sleep(TOUCH_INTERVAL).await;
         let Some(store) = store.upgrade() else { return };
         if let Err(error) = store.flush().await {
             tracing::warn!(%error, "cannot store times of last use");
         }
+        drop(store);
+        tokio::time::sleep(TOUCH_INTERVAL).await;
     }
 }
 
@@ -132,45 +137,6 @@ pub struct KeyLimits {
     pub max_queue_percent: Option<u8>,
 }
 
-/// A key to be created; [`NewKey::new`] has validated it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NewKey {
-    name: String,
-    limits: KeyLimits,
-}
-
-/// An admin's request for a key. Unknown fields are an error: a misspelt expiry would make a key that never expires.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct KeyRequest {
-    /// The name of the key.
-    pub name: String,
-    /// See [`KeyLimits::providers`].
-    #[serde(default)]
-    pub providers: Option<Vec<String>>,
-    /// See [`KeyLimits::models`].
-    #[serde(default)]
-    pub models: Option<Vec<String>>,
-    /// See [`KeyLimits::expires_at`].
-    #[serde(default, with = "record::optional_time")]
-    pub expires_at: Option<SystemTime>,
-    /// See [`KeyLimits::max_in_flight`].
-    #[serde(default)]
-    pub max_in_flight: Option<u32>,
-    /// See [`KeyLimits::max_queue_percent`].
-    #[serde(default)]
-    pub max_queue_percent: Option<u8>,
-}
-
-impl TryFrom<KeyRequest> for NewKey {
-    type Error = KeyStoreError;
-
-    fn try_from(request: KeyRequest) -> Result<Self, KeyStoreError> {
-        let KeyRequest { name, providers, models, expires_at, max_in_flight, max_queue_percent } = request;
-        Self::new(&name, KeyLimits { providers, models, expires_at, max_in_flight, max_queue_percent })
-    }
-}
-
 /// A new key.
 #[derive(Clone)]
 pub struct CreatedKey {
@@ -200,6 +166,8 @@ pub struct KeyInfo {
     pub last_used: Option<String>,
     /// True if it was revoked.
     pub revoked: bool,
+    /// The time of the revocation, in RFC 3339, with milliseconds.
+    pub revoked_at: Option<String>,
     /// Its limits.
     #[serde(flatten)]
     pub limits: KeyLimits,
@@ -229,13 +197,13 @@ pub struct KeyLimit {
     pub max_in_flight: u32,
 }
 
-/// Why a key could not be created, revoked or stored.
+/// Why a key could not be created, changed, revoked or stored.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum KeyStoreError {
     /// The admin's request is invalid: 400.
     #[error("{0}")]
     Invalid(String),
-    /// The store has no room for another key: 409.
+    /// The store has no room for another key, or for the change: 409.
     #[error("{0}")]
     Full(String),
     /// The store cannot be written, or has other content: 503. Nothing was changed or lost.
@@ -307,10 +275,15 @@ impl KeySet {
     }
 
     /// The result for the creator of a key that is stored by now.
-    fn created(&self, fresh: FreshRecord) -> Result<CreatedKey, KeyStoreError> {
+    fn created(&self, fresh: edit::FreshRecord) -> Result<CreatedKey, KeyStoreError> {
         let key = self.lookup(&fresh.record.id);
         let key = key.ok_or_else(|| KeyStoreError::Unavailable("the new key was removed concurrently".to_owned()))?;
         Ok(CreatedKey { info: key.info(), secret: fresh.whole })
+    }
+
+    /// The view of an active key that was just changed.
+    fn updated(&self, id: &str) -> Option<KeyInfo> {
+        self.lookup(id).filter(|key| !key.record.revoked).map(|key| key.info())
     }
 
     /// The records to store: every key with its last use so far, oldest first.
@@ -379,6 +352,7 @@ impl Key {
             id: record.id,
             name: record.name,
             revoked: record.revoked,
+            revoked_at: record.revoked_at.map(record::format_time),
             limits: record.limits,
             in_flight: self.usage.in_flight.load(Ordering::Relaxed),
         }
@@ -407,68 +381,6 @@ impl fmt::Debug for Key {
 impl fmt::Debug for CreatedKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("CreatedKey").field("info", &self.info).finish_non_exhaustive()
-    }
-}
-
-impl NewKey {
-    /// Validates an admin's request.
-    pub fn new(name: &str, limits: KeyLimits) -> Result<Self, KeyStoreError> {
-        let name = name.trim();
-        let fine =
-            |text: &str, most: usize| (1..=most).contains(&text.chars().count()) && !text.contains(is_unprintable);
-        let refuse = |text: String| Err(KeyStoreError::Invalid(text));
-        if !fine(name, MAX_NAME_CHARS) {
-            return refuse(format!("name: must have 1 to {MAX_NAME_CHARS} characters, no control characters"));
-        }
-        for (field, scope) in [("providers", &limits.providers), ("models", &limits.models)] {
-            let Some(scope) = scope else { continue };
-            // An empty list would make a key without any access, which cannot be intended.
-            if scope.is_empty() || scope.len() > MAX_SCOPE || !scope.iter().all(|entry| fine(entry, MAX_SCOPE_CHARS)) {
-                return refuse(format!(
-                    "{field}: must have 1 to {MAX_SCOPE} names of at most {MAX_SCOPE_CHARS} characters; omit it to allow all"
-                ));
-            }
-        }
-        if limits.max_in_flight == Some(0) {
-            return refuse("max_in_flight: must be at least 1; omit it for no limit".to_owned());
-        }
-        if limits.max_queue_percent.is_some_and(|percent| !(1..=100).contains(&percent)) {
-            return refuse("max_queue_percent: must be 1 to 100; omit it for no limit".to_owned());
-        }
-        Ok(Self { name: name.to_owned(), limits })
-    }
-}
-
-/// Deletes the oldest key that is revoked or expired; `false` if there is none.
-fn forget_useless(records: &mut Vec<KeyRecord>, now: SystemTime) -> bool {
-    let is_useless =
-        |record: &KeyRecord| record.revoked || record.limits.expires_at.is_some_and(|expires_at| now >= expires_at);
-    let useless = records.iter().enumerate().filter(|(_, record)| is_useless(record));
-    let oldest = useless.min_by_key(|(_, record)| record.created_at).map(|(index, _)| index);
-    oldest.map(|index| records.remove(index)).is_some()
-}
-
-/// A key before it is stored, with its secret.
-struct FreshRecord {
-    record: KeyRecord,
-    whole: String,
-}
-
-impl NewKey {
-    /// Generates the key.
-    fn into_fresh(self) -> Result<FreshRecord, KeyStoreError> {
-        let fresh = generate::fresh()
-            .map_err(|error| KeyStoreError::Unavailable(format!("system random number generator failed: {error}")))?;
-        let record = KeyRecord {
-            id: fresh.id,
-            name: self.name,
-            sha256: fresh.sha256,
-            created_at: SystemTime::now(),
-            last_used_at: None,
-            revoked: false,
-            limits: self.limits,
-        };
-        Ok(FreshRecord { record, whole: fresh.whole })
     }
 }
 

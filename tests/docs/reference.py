@@ -108,7 +108,7 @@ def routes(which):
     text, prefix = {"relay": relay_routes, "admin": admin_routes, "worker": lambda: (source("worker-sidecar/src/probe.rs"), "")}[which]()
     rows = []
     for path, handlers in re.findall(r'\.route\("([^"]+)", (.+?)\)(?=\s|;)', text):
-        methods = re.findall(r"\b(get|post|delete)\(", handlers)
+        methods = re.findall(r"\b(get|post|patch|delete)\(", handlers)
         place = path if path == "/metrics" else prefix + path
         if not place.startswith("/v1/responses"):
             rows.append([" ".join(method.upper() for method in methods), code(place)])

@@ -41,6 +41,7 @@ fn action(method: &Method, path: &str) -> Option<Action> {
     let segments: Vec<&str> = path.split('/').skip(1).take(4).collect();
     match (method.as_str(), &segments[..]) {
         ("POST", ["keys"]) => Some(Action::KeyCreate),
+        ("PATCH", ["keys", _]) => Some(Action::KeyUpdate),
         ("DELETE", ["keys", _]) => Some(Action::KeyRevoke),
         ("POST", ["workers", _, "drain"]) => Some(Action::WorkerDrain),
         ("POST", ["workers", _, "refresh"]) => Some(Action::WorkerRefresh),
@@ -55,7 +56,7 @@ fn action(method: &Method, path: &str) -> Option<Action> {
 fn exists(relay: &Relay, action: Action, id: &str) -> bool {
     match action {
         Action::Login | Action::KeyCreate | Action::SecretShow => false,
-        Action::KeyRevoke => relay.keys.snapshot().lookup(id).is_some(),
+        Action::KeyUpdate | Action::KeyRevoke => relay.keys.snapshot().lookup(id).is_some(),
         Action::WorkerDrain | Action::WorkerRefresh | Action::WorkerCommand => find(relay, id).is_some(),
         Action::RequestCancel => relay.all_providers().iter().any(|provider| provider.live_request(id).is_some()),
     }

@@ -1,4 +1,4 @@
-//! Client API keys: list, create, revoke.
+//! Client API keys: list, create, change, revoke.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use tracing::{info, warn};
 use crate::dispatch::CancelReason;
 use crate::http::body::read_small;
 use crate::http::problem::problem;
-use crate::keys::{KeyRequest, KeyStoreError, NewKey};
+use crate::keys::{KeyEdits, KeyFields, KeyStoreError, NewKey};
 use crate::login::actor::AuditDetail;
 use crate::provider::Provider;
 use crate::state::Relay;
@@ -28,16 +28,11 @@ pub(super) async fn list(State(relay): State<Arc<Relay>>) -> Response {
 
 /// `POST /admin/keys`
 pub(super) async fn create(State(relay): State<Arc<Relay>>, body: Body) -> Response {
-    let Some(body) = read_small(body, MAX_BODY_BYTES).await else {
-        return problem(StatusCode::BAD_REQUEST, "invalid_json", "the body cannot be read or exceeds 64 KiB");
+    let fields = match read_fields(body).await {
+        Ok(fields) => fields,
+        Err(refusal) => return refusal,
     };
-    let wanted: KeyRequest = match serde_json::from_slice(&body) {
-        Ok(wanted) => wanted,
-        Err(error) => {
-            return problem(StatusCode::BAD_REQUEST, "invalid_json", format!("the body is invalid: {error}"));
-        }
-    };
-    let request = match NewKey::try_from(wanted) {
+    let request = match NewKey::try_from(fields) {
         Ok(request) => request,
         Err(error) => return store_problem(&error),
     };
@@ -50,6 +45,29 @@ pub(super) async fn create(State(relay): State<Arc<Relay>>, body: Body) -> Respo
             response.extensions_mut().insert(AuditDetail { subject: Some(created.info.id), detail: None });
             response
         }
+        Err(error) => store_problem(&error),
+    }
+}
+
+/// `PATCH /admin/keys/{id}`
+pub(super) async fn update(State(relay): State<Arc<Relay>>, Path(id): Path<String>, body: Body) -> Response {
+    let fields = match read_fields(body).await {
+        Ok(fields) => fields,
+        Err(refusal) => return refusal,
+    };
+    let changes = fields.to_string();
+    let edits = match KeyEdits::try_from(fields) {
+        Ok(edits) => edits,
+        Err(error) => return store_problem(&error),
+    };
+    match relay.keys.update(&id, edits).await {
+        Ok(Some(key)) => {
+            info!(key_id = key.id, name = key.name, changes, "API key changed");
+            let mut response = Json(key).into_response();
+            response.extensions_mut().insert(AuditDetail { subject: None, detail: Some(changes) });
+            response
+        }
+        Ok(None) => problem(StatusCode::NOT_FOUND, "key_not_found", "no key with this id can be changed"),
         Err(error) => store_problem(&error),
     }
 }
@@ -67,6 +85,14 @@ pub(super) async fn revoke(State(relay): State<Arc<Relay>>, Path(id): Path<Strin
         Ok(false) => problem(StatusCode::NOT_FOUND, "key_not_found", "no key with this id can be revoked"),
         Err(error) => store_problem(&error),
     }
+}
+
+/// Reads the fields of a key; an error is the response.
+async fn read_fields(body: Body) -> Result<KeyFields, Response> {
+    let invalid = |why: String| problem(StatusCode::BAD_REQUEST, "invalid_json", why);
+    let body = read_small(body, MAX_BODY_BYTES).await;
+    let body = body.ok_or_else(|| invalid("the body cannot be read or exceeds 64 KiB".to_owned()))?;
+    serde_json::from_slice(&body).map_err(|error| invalid(format!("the body is invalid: {error}")))
 }
 
 /// Ends the waiting and running requests of a revoked key at this relay; returns their number.

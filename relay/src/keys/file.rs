@@ -10,13 +10,16 @@ use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use arc_swap::ArcSwap;
 use modelrelay_platform::files;
+use tracing::info;
 
+use super::forget::{forget_revoked, forget_useless};
+use super::record::active;
 use super::{
-    CreatedKey, KeyRecord, KeySet, KeyStore, KeyStoreError, MAX_KEYS, NewKey, StoreFuture, forget_useless, stored,
+    CreatedKey, KeyEdits, KeyInfo, KeyRecord, KeySet, KeyStore, KeyStoreError, MAX_KEYS, NewKey, StoreFuture, stored,
 };
 use crate::system::blocking;
 
@@ -34,23 +37,26 @@ struct FileState {
     keys: ArcSwap<KeySet>,
     /// Serializes changes, including the reading, writing and swapping; only locked on a thread that may block.
     change: Mutex<()>,
+    /// How long revoked keys are kept; `None` keeps them all.
+    revoked_kept: Option<Duration>,
 }
 
 impl FileKeyStore {
-    /// Reads the file; a missing one is empty. An error names the file and the problem.
-    pub fn open(path: &Path) -> Result<Self, KeyStoreError> {
+    /// Reads the file; a missing one is empty. Revoked keys are kept for `revoked_kept`, or indefinitely. An error names the
+    /// file and the problem.
+    pub fn open(path: &Path, revoked_kept: Option<Duration>) -> Result<Self, KeyStoreError> {
         // A link is followed now: a rename over it would replace the link, not its target.
         let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
         let records = read(&path)?.unwrap_or_default();
         let keys = ArcSwap::from_pointee(KeySet::default().renewed(records));
-        Ok(Self { shared: Arc::new(FileState { path, keys, change: Mutex::new(()) }) })
+        Ok(Self { shared: Arc::new(FileState { path, keys, change: Mutex::new(()), revoked_kept }) })
     }
 }
 
 /// Reads the keys as a start does, and creates and removes a file as a change does: an error states why keys could not be
 /// stored.
 pub fn check(path: &Path) -> Result<(), KeyStoreError> {
-    let store = FileKeyStore::open(path)?;
+    let store = FileKeyStore::open(path, None)?;
     let path = &store.shared.path;
     let mut probe = temporary_path(path).into_os_string();
     probe.push(".check");
@@ -72,6 +78,11 @@ impl KeyStore for FileKeyStore {
 
     fn create(&self, request: NewKey) -> StoreFuture<'_, CreatedKey> {
         self.run(move |shared| shared.create(request))
+    }
+
+    fn update<'a>(&'a self, id: &'a str, edits: KeyEdits) -> StoreFuture<'a, Option<KeyInfo>> {
+        let id = id.to_owned();
+        self.run(move |shared| shared.update(&id, &edits))
     }
 
     fn revoke<'a>(&'a self, id: &'a str) -> StoreFuture<'a, bool> {
@@ -105,7 +116,7 @@ impl FileState {
     fn create(&self, request: NewKey) -> Result<CreatedKey, KeyStoreError> {
         let fresh = request.into_fresh()?;
         self.change(|records| {
-            if records.len() >= MAX_KEYS && !forget_useless(records, SystemTime::now()) {
+            if records.len() >= MAX_KEYS && !forget_useless(records, &fresh.record.id, SystemTime::now()) {
                 return Err(KeyStoreError::too_many());
             }
             records.push(fresh.record.clone());
@@ -114,10 +125,17 @@ impl FileState {
         self.keys.load().created(fresh)
     }
 
+    fn update(&self, id: &str, edits: &KeyEdits) -> Result<Option<KeyInfo>, KeyStoreError> {
+        let found = self.change(|records| {
+            let key = active(records, id);
+            Ok(key.map_or((false, false), |record| (edits.apply(record), true)))
+        })?;
+        Ok(found.then(|| self.keys.load().updated(id)).flatten())
+    }
+
     fn revoke(&self, id: &str) -> Result<bool, KeyStoreError> {
         self.change(|records| {
-            let key = records.iter_mut().find(|record| record.id == id && !record.revoked);
-            let found = key.map(|record| record.revoked = true).is_some();
+            let found = active(records, id).is_some_and(|record| record.revoke(SystemTime::now()));
             Ok((found, found))
         })
     }
@@ -128,11 +146,19 @@ impl FileState {
             let ours = known.lookup(&stored.id).map(|key| key.record_now().last_used_at);
             ours.is_some_and(|last_used| last_used > stored.last_used_at)
         };
-        let changed = match read(&self.path)? {
+        let used = match read(&self.path)? {
             Some(stored) => stored.iter().any(newer),
             None => !known.is_empty(),
         };
-        self.change(|_| Ok((changed, ())))
+        let forgotten = self.change(|records| {
+            let before = records.len();
+            let forgets = forget_revoked(records, self.revoked_kept, SystemTime::now());
+            Ok((used || forgets, before - records.len()))
+        })?;
+        if forgotten > 0 {
+            info!(forgotten, "revoked API keys forgotten");
+        }
+        Ok(())
     }
 
     /// Applies `edit` to the merged keys of file and memory. `edit` returns whether it changed anything; only then is the
@@ -162,9 +188,9 @@ impl FileState {
         let known = self.keys.load();
         let Some(mut stored) = stored else { return known.records() };
         for record in &mut stored {
-            if let Some(ours) = known.lookup(&record.id).map(|key| key.record_now()) {
-                record.last_used_at = record.last_used_at.max(ours.last_used_at);
-                record.revoked |= ours.revoked;
+            if let Some(known) = known.lookup(&record.id).map(|key| key.record_now()) {
+                record.last_used_at = record.last_used_at.max(known.last_used_at);
+                record.adopt_revocation(&known);
             }
         }
         stored
@@ -244,33 +270,40 @@ fn folder_of(path: &Path) -> &Path {
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::PermissionsExt;
-    use std::time::{Duration, SystemTime};
+    use std::time::SystemTime;
 
-    use super::super::KeyLimits;
+    use serde_json::{Value, json};
+
+    use super::super::KeyFields;
     use super::*;
 
+    fn wanted(fields: Value) -> NewKey {
+        NewKey::try_from(serde_json::from_value::<KeyFields>(fields).expect("fields")).expect("valid")
+    }
+
     fn new_key(name: &str) -> NewKey {
-        NewKey::new(name, KeyLimits::default()).expect("valid")
+        wanted(json!({ "name": name }))
+    }
+
+    fn edits(fields: Value) -> KeyEdits {
+        KeyEdits::try_from(serde_json::from_value::<KeyFields>(fields).expect("fields")).expect("valid")
     }
 
     fn open(path: &Path) -> FileKeyStore {
-        FileKeyStore::open(path).expect("opens")
+        FileKeyStore::open(path, None).expect("opens")
     }
 
     #[tokio::test]
     async fn keys_survive_restart() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("keys.json");
-        let limits = KeyLimits {
-            providers: Some(vec!["local".to_owned()]),
-            models: Some(vec!["m".to_owned()]),
-            expires_at: Some(SystemTime::UNIX_EPOCH + Duration::from_secs(4_000_000_000)),
-            max_in_flight: Some(2),
-            max_queue_percent: Some(50),
-        };
+        let fields = json!({
+            "name": "kept", "providers": ["local"], "models": ["m"], "expires_at": "2096-10-02T07:06:40Z", "max_in_flight": 2,
+            "max_queue_percent": 50,
+        });
         let store = open(&path);
         assert!(store.snapshot().is_empty() && !path.exists());
-        let kept = store.create(NewKey::new("kept", limits.clone()).expect("valid")).await.expect("created");
+        let kept = store.create(wanted(fields)).await.expect("created");
         let revoked = store.create(new_key("revoked")).await.expect("created");
         assert_eq!(store.revoke(&revoked.info.id).await, Ok(true));
         store.verify(&kept.secret, SystemTime::now()).expect("valid");
@@ -283,12 +316,50 @@ mod tests {
         listed.sort_by(|a, b| a.name.cmp(&b.name));
         assert_eq!(
             (&listed[0].name, &listed[0].limits, listed[0].last_used_at.is_some()),
-            (&"kept".to_owned(), &limits, true)
+            (&"kept".to_owned(), &kept.info.limits, true)
         );
         assert!(listed[1].revoked);
         let now = SystemTime::now();
         assert!(again.verify(&kept.secret, now).is_ok());
         assert_eq!(again.verify(&revoked.secret, now).expect_err("revoked"), super::super::KeyRejection::Revoked);
+    }
+
+    #[tokio::test]
+    async fn changed_key_survives_restart_with_its_use() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("keys.json");
+        let store = open(&path);
+        let key =
+            store.create(wanted(json!({"name": "k", "models": ["m"], "max_in_flight": 2}))).await.expect("created");
+        let _lease = store.verify(&key.secret, SystemTime::now()).expect("valid").acquire().expect("room");
+        let changed = store.update(&key.info.id, edits(json!({"name": "new", "models": null}))).await.expect("stored");
+        let changed = changed.expect("a key");
+        assert_eq!((&*changed.name, &changed.limits.models, changed.limits.max_in_flight), ("new", &None, Some(2)));
+        assert_eq!((changed.in_flight, changed.last_used.is_some()), (1, true));
+        assert_eq!(open(&path).list(), [KeyInfo { in_flight: 0, ..changed }]);
+    }
+
+    #[tokio::test]
+    async fn unknown_or_revoked_key_cannot_be_changed() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let store = open(&folder.path().join("keys.json"));
+        let key = store.create(new_key("k")).await.expect("created");
+        let rename = || edits(json!({"name": "new"}));
+        assert_eq!(store.update("unknown", rename()).await, Ok(None));
+        assert_eq!(store.revoke(&key.info.id).await, Ok(true));
+        assert_eq!(store.update(&key.info.id, rename()).await, Ok(None));
+        assert_eq!(store.list()[0].name, "k");
+    }
+
+    #[tokio::test]
+    async fn plain_key_is_stored_without_new_fields() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("keys.json");
+        open(&path).create(new_key("k")).await.expect("created");
+        let stored: Value = serde_json::from_slice(&fs::read(&path).expect("bytes")).expect("JSON");
+        let fields: Vec<&String> = stored["keys"][0].as_object().expect("an object").keys().collect();
+        assert_eq!(fields, ["created_at", "id", "limits", "name", "revoked", "sha256"]);
+        assert_eq!(stored["keys"][0]["limits"], json!({}));
     }
 
     #[tokio::test]
@@ -317,7 +388,7 @@ mod tests {
             r#"{"version":1,"keys":[],"more":1}"#,
         ] {
             fs::write(&path, text).expect("written");
-            let error = FileKeyStore::open(&path).err().expect("an error").to_string();
+            let error = FileKeyStore::open(&path, None).err().expect("an error").to_string();
             assert!(error.contains("keys.json") && !error.contains('\n'), "{error}");
             assert_eq!(fs::read_to_string(&path).expect("text"), text);
         }

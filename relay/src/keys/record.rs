@@ -29,9 +29,45 @@ pub struct KeyRecord {
     /// True if it was revoked.
     #[serde(default)]
     pub revoked: bool,
+    /// The time of the revocation; absent in revoked keys of earlier versions, until the relay sets it.
+    #[serde(default, skip_serializing_if = "Option::is_none", with = "optional_time")]
+    pub revoked_at: Option<SystemTime>,
+    /// The number of changes since its creation, by which the current one of two states of a key is found.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub revision: u64,
     /// Its limits.
     #[serde(default)]
     pub limits: KeyLimits,
+}
+
+impl KeyRecord {
+    /// Revokes the key; `false` if it was revoked before.
+    pub(super) fn revoke(&mut self, now: SystemTime) -> bool {
+        let changes = !self.revoked;
+        if changes {
+            self.revoked = true;
+            self.revoked_at = Some(now);
+        }
+        changes
+    }
+
+    /// Adopts the revocation of another state of the same key: a revocation is permanent.
+    pub(super) fn adopt_revocation(&mut self, other: &Self) {
+        if other.revoked && !self.revoked {
+            self.revoked = true;
+            self.revoked_at = other.revoked_at;
+        }
+    }
+}
+
+/// The key with this id, if it was not revoked.
+pub(super) fn active<'a>(records: &'a mut [KeyRecord], id: &str) -> Option<&'a mut KeyRecord> {
+    records.iter_mut().find(|record| record.id == id && !record.revoked)
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 /// Formats a time as RFC 3339 in UTC, with milliseconds.

@@ -7,9 +7,10 @@
 //!
 //! The mount lags behind the Secret by up to a minute, so this relay's keys may be newer. If the mount lacks known keys, either
 //! it is old, or the keys were removed from the Secret: the relay queries the API server in the background. Until then every
-//! known key stays valid; a revocation is in effect as soon as it is seen anywhere, and permanently.
+//! known key stays valid; a revocation is in effect as soon as it is seen anywhere, and permanently. The same applies to a mount
+//! with an earlier revision of a key: until the API server has responded, the latest known revision stays in effect.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, SystemTime};
@@ -18,9 +19,11 @@ use arc_swap::ArcSwap;
 use tokio::time::Instant;
 use tracing::{error, info, warn};
 
+use super::forget::{forget_revoked, forget_useless, is_due};
+use super::record::active;
 use super::{
-    CreatedKey, KeyRecord, KeySet, KeyStore, KeyStoreError, MAX_KEYS, NewKey, StoreFuture, TOUCH_INTERVAL,
-    forget_useless, stored,
+    CreatedKey, Key, KeyEdits, KeyInfo, KeyRecord, KeySet, KeyStore, KeyStoreError, MAX_KEYS, NewKey, StoreFuture,
+    TOUCH_INTERVAL, stored,
 };
 use crate::system::file_watch::{Content, FileWatch};
 
@@ -56,6 +59,8 @@ struct SecretState {
     /// Serializes changes, including the reading, writing and swapping.
     turn: tokio::sync::Mutex<()>,
     error: Mutex<Option<String>>,
+    /// How long revoked keys are kept; `None` keeps them all.
+    revoked_kept: Option<Duration>,
 }
 
 /// The Secret's keys before a change.
@@ -63,6 +68,19 @@ struct Draft {
     records: Vec<KeyRecord>,
     /// The size of the Secret's other values.
     other_bytes: usize,
+}
+
+impl Draft {
+    /// The size of the Secret's values, in bytes, with room for the times of last use and of revocation that keys will get.
+    fn size(&self) -> Result<usize, KeyStoreError> {
+        let mut largest = self.records.clone();
+        for record in &mut largest {
+            record.last_used_at.get_or_insert(record.created_at);
+            record.revoked_at.get_or_insert(record.created_at);
+        }
+        let text = stored::encode_compact(&largest).map_err(|error| KeyStoreError::Unavailable(error.to_string()))?;
+        Ok(text.len() + self.other_bytes)
+    }
 }
 
 /// Why one attempt to change the Secret failed.
@@ -74,8 +92,8 @@ enum AttemptError {
 
 impl SecretKeyStore {
     /// Reads the mounted keys, none if nothing is mounted yet, and follows them until the store is dropped. Does not call
-    /// the API server. Needs a tokio runtime.
-    pub fn open(mount: &Path, access: ClusterAccess) -> Result<Self, KeyStoreError> {
+    /// the API server. Revoked keys are kept for `revoked_kept`, or indefinitely. Needs a tokio runtime.
+    pub fn open(mount: &Path, access: ClusterAccess, revoked_kept: Option<Duration>) -> Result<Self, KeyStoreError> {
         let mut watch = FileWatch::new(mount, MAX_SECRET_BYTES as u64);
         let records = match watch.poll() {
             Some(Ok(text)) => decode(&text).map_err(|why| {
@@ -91,6 +109,7 @@ impl SecretKeyStore {
             keys,
             turn: tokio::sync::Mutex::default(),
             error: Mutex::default(),
+            revoked_kept,
         });
         tokio::spawn(follow(Arc::downgrade(&shared), watch));
         Ok(Self { shared })
@@ -120,6 +139,11 @@ impl KeyStore for SecretKeyStore {
         self.run(|shared| async move { shared.create(request).await })
     }
 
+    fn update<'a>(&'a self, id: &'a str, edits: KeyEdits) -> StoreFuture<'a, Option<KeyInfo>> {
+        let id = id.to_owned();
+        self.run(|shared| async move { shared.update(&id, &edits).await })
+    }
+
     fn revoke<'a>(&'a self, id: &'a str) -> StoreFuture<'a, bool> {
         let id = id.to_owned();
         self.run(|shared| async move { shared.revoke(&id).await })
@@ -142,27 +166,40 @@ impl SecretState {
             if draft.records.iter().any(|record| record.id == fresh.record.id) {
                 return Ok((false, ()));
             }
-            let now = SystemTime::now();
-            if draft.records.len() >= MAX_KEYS && !forget_useless(&mut draft.records, now) {
+            if draft.records.len() >= MAX_KEYS
+                && !forget_useless(&mut draft.records, &fresh.record.id, SystemTime::now())
+            {
                 return Err(KeyStoreError::too_many());
             }
+            let before = draft.size()?;
             draft.records.push(fresh.record.clone());
-            while let Err(full) = self.check_size(draft) {
-                if !forget_useless(&mut draft.records, now) {
-                    return Err(full);
-                }
-            }
+            self.make_room(draft, &fresh.record.id, before)?;
             Ok((true, ()))
         })
         .await?;
         self.keys.load().created(fresh)
     }
 
+    async fn update(&self, id: &str, edits: &KeyEdits) -> Result<Option<KeyInfo>, KeyStoreError> {
+        let found = self
+            .change(|draft| {
+                let before = draft.size()?;
+                let Some(record) = active(&mut draft.records, id) else { return Ok((false, false)) };
+                // Without an effect, an earlier attempt may have been written although its response was lost.
+                if !edits.apply(record) {
+                    return Ok((false, true));
+                }
+                self.make_room(draft, id, before)?;
+                Ok((true, true))
+            })
+            .await?;
+        Ok(found.then(|| self.keys.load().updated(id)).flatten())
+    }
+
     async fn revoke(&self, id: &str) -> Result<bool, KeyStoreError> {
         let mut was_ours = false;
         self.change(|draft| {
-            let key = draft.records.iter_mut().find(|record| record.id == id && !record.revoked);
-            let changes = key.map(|record| record.revoked = true).is_some();
+            let changes = active(&mut draft.records, id).is_some_and(|record| record.revoke(SystemTime::now()));
             was_ours |= changes;
             Ok((changes, was_ours))
         })
@@ -170,20 +207,31 @@ impl SecretState {
     }
 
     /// Writes times of last use only if they are a whole interval ahead of the stored ones. Of several relays that all see
-    /// a key used, the first one writes and the others have nothing to do.
+    /// a key used, or one to forget, the first one writes and the others have nothing to do.
     async fn flush(&self) -> Result<(), KeyStoreError> {
-        let keys = self.keys.load_full();
-        if !keys.keys.values().any(|key| is_ahead(key.record_now().last_used_at, key.record.last_used_at)) {
+        let (keys, now) = (self.keys.load_full(), SystemTime::now());
+        let is_pending = |key: &Arc<Key>| {
+            is_ahead(key.record_now().last_used_at, key.record.last_used_at)
+                || is_due(&key.record, self.revoked_kept, now)
+        };
+        if !keys.keys.values().any(is_pending) {
             return Ok(());
         }
-        self.change(|draft| {
-            let ahead = draft.records.iter().any(|record| {
-                let live = keys.lookup(&record.id).and_then(|key| key.record_now().last_used_at);
-                is_ahead(live, record.last_used_at)
-            });
-            Ok((ahead, ()))
-        })
-        .await
+        let forgotten = self
+            .change(|draft| {
+                let ahead = draft.records.iter().any(|record| {
+                    let live = keys.lookup(&record.id).and_then(|key| key.record_now().last_used_at);
+                    is_ahead(live, record.last_used_at)
+                });
+                let before = draft.records.len();
+                let forgets = forget_revoked(&mut draft.records, self.revoked_kept, now);
+                Ok((ahead || forgets, before - draft.records.len()))
+            })
+            .await?;
+        if forgotten > 0 {
+            info!(forgotten, "revoked API keys forgotten");
+        }
+        Ok(())
     }
 
     /// Applies `edit` to the present keys of the Secret. `edit` returns whether anything must be written, and may be called
@@ -252,7 +300,9 @@ impl SecretState {
     fn merged(&self, mut stored: Vec<KeyRecord>) -> Vec<KeyRecord> {
         let known = self.keys.load();
         for record in &mut stored {
-            record.revoked |= known.lookup(&record.id).is_some_and(|key| key.record.revoked);
+            if let Some(known) = known.lookup(&record.id) {
+                record.adopt_revocation(&known.record);
+            }
         }
         stored
     }
@@ -261,20 +311,19 @@ impl SecretState {
         self.keys.store(Arc::new(self.keys.load().renewed(records)));
     }
 
-    /// Checks the size. Each key will get a time of last use, which needs room too.
-    fn check_size(&self, draft: &Draft) -> Result<(), KeyStoreError> {
-        let mut largest = draft.records.clone();
-        for record in &mut largest {
-            record.last_used_at.get_or_insert(record.created_at);
+    /// Deletes useless keys other than `kept` until the Secret has room for the draft. A draft that is no larger than
+    /// `before` is always allowed.
+    fn make_room(&self, draft: &mut Draft, kept: &str, before: usize) -> Result<(), KeyStoreError> {
+        let allowed = before.max(MAX_SECRET_BYTES);
+        while draft.size()? > allowed {
+            if !forget_useless(&mut draft.records, kept, SystemTime::now()) {
+                return Err(KeyStoreError::Full(format!(
+                    "{} is full: with this change it would exceed the 1 MiB that Kubernetes allows; remove revoked keys from its {DATA_KEY}",
+                    self.api.name(),
+                )));
+            }
         }
-        let text = stored::encode_compact(&largest).map_err(|error| KeyStoreError::Unavailable(error.to_string()))?;
-        if text.len() + draft.other_bytes <= MAX_SECRET_BYTES {
-            return Ok(());
-        }
-        Err(KeyStoreError::Full(format!(
-            "{} is full: another key would exceed the 1 MiB that Kubernetes allows; remove revoked keys from its {DATA_KEY}",
-            self.api.name(),
-        )))
+        Ok(())
     }
 
     fn judge(&self, error: ApiError) -> AttemptError {
@@ -288,7 +337,7 @@ impl SecretState {
         KeyStoreError::Unavailable(format!("{}: {error}", self.api.name()))
     }
 
-    /// Adopts the mounted keys. True if known keys are missing there.
+    /// Adopts the mounted keys. True if known keys are missing there, or have an earlier revision.
     async fn take_mount(&self, content: Content) -> bool {
         let _turn = self.turn.lock().await;
         let known = self.keys.load_full();
@@ -300,17 +349,9 @@ impl SecretState {
         match records {
             Ok(mut records) => {
                 self.set_error(None);
-                let mounted: HashSet<String> = records.iter().map(|record| record.id.clone()).collect();
-                let lacking: Vec<KeyRecord> = known
-                    .keys
-                    .values()
-                    .map(|key| key.record.clone())
-                    .filter(|key| !mounted.contains(&key.id))
-                    .collect();
-                let lacks = !lacking.is_empty();
-                records.extend(lacking);
+                let is_behind = keep_newer(&mut records, &known);
                 self.keep(self.merged(records));
-                lacks
+                is_behind
             }
             // Without keys, an optional mount is empty.
             Err(_) if known.is_empty() && !self.mount.exists() => false,
@@ -342,6 +383,23 @@ impl SecretState {
         }
         *error = now.map(|why| format!("{file}: {why}"));
     }
+}
+
+/// Adds known keys that the mounted ones lack, and replaces those with an earlier revision. True if there were any.
+fn keep_newer(mounted: &mut Vec<KeyRecord>, known: &KeySet) -> bool {
+    let mut is_behind = false;
+    let mut lacking: HashMap<&str, &Arc<Key>> = known.keys.iter().map(|(id, key)| (id.as_str(), key)).collect();
+    for record in mounted.iter_mut() {
+        let Some(key) = lacking.remove(record.id.as_str()) else { continue };
+        if key.record.revision > record.revision {
+            is_behind = true;
+            let mounted = std::mem::replace(record, key.record.clone());
+            record.adopt_revocation(&mounted);
+        }
+    }
+    is_behind |= !lacking.is_empty();
+    mounted.extend(lacking.into_values().map(|key| key.record.clone()));
+    is_behind
 }
 
 /// Follows the mounted keys until the store is dropped.
@@ -396,6 +454,30 @@ mod tests {
         assert!(is_ahead(at(1000), None) && is_ahead(at(1060), at(1000)));
         assert!(!is_ahead(at(1059), at(1000)) && !is_ahead(at(900), at(1000)));
         assert!(!is_ahead(None, None) && !is_ahead(None, at(1000)));
+    }
+
+    #[test]
+    fn outdated_mount_keeps_newer_keys_and_its_revocations() {
+        let record = |id: &str, revision: u64, revoked: bool| {
+            let digest = "0f".repeat(32);
+            let text = format!(
+                r#"{{"id":"{id}","name":"r{revision}","sha256":"{digest}","created_at":"2026-01-01T00:00:00Z","revision":{revision},"revoked":{revoked}}}"#
+            );
+            serde_json::from_str::<KeyRecord>(&text).expect("a key")
+        };
+        let known = KeySet::default().renewed(vec![record("changed", 2, false), record("same", 1, false)]);
+        let mut mounted = vec![record("changed", 1, true), record("same", 1, false), record("new", 0, false)];
+        assert!(keep_newer(&mut mounted, &known));
+        let state = |record: &KeyRecord| (record.id.clone(), record.revision, record.revoked);
+        let expected = [("changed", 2, true), ("same", 1, false), ("new", 0, false)];
+        assert_eq!(
+            mounted.iter().map(state).collect::<Vec<_>>(),
+            expected.map(|(id, revision, revoked)| (id.to_owned(), revision, revoked))
+        );
+        let mut mounted = vec![record("changed", 3, false)];
+        assert!(keep_newer(&mut mounted, &known), "a key is missing");
+        assert_eq!((mounted[0].revision, mounted.len()), (3, 2));
+        assert!(!keep_newer(&mut vec![record("changed", 2, false), record("same", 1, false)], &known));
     }
 
     #[test]

@@ -15,34 +15,11 @@ fn key(limits: KeyLimits) -> (KeySet, String, String) {
         created_at: NOW,
         last_used_at: None,
         revoked: false,
+        revoked_at: None,
+        revision: 0,
         limits,
     };
     (KeySet::default().renewed(vec![record]), fresh.id, fresh.whole)
-}
-
-#[test]
-fn oldest_unusable_key_is_forgotten() {
-    let record = |id: &str, age: u64, revoked: bool, expires_at: Option<SystemTime>| KeyRecord {
-        id: id.to_owned(),
-        name: "n".to_owned(),
-        sha256: [0; 32],
-        created_at: later(1000 - age),
-        last_used_at: None,
-        revoked,
-        limits: KeyLimits { expires_at, ..KeyLimits::default() },
-    };
-    let mut records = vec![
-        record("used", 900, false, None),
-        record("revoked", 500, true, None),
-        record("expired", 600, false, Some(later(10))),
-        record("expires", 800, false, Some(later(5000))),
-    ];
-    let mut forgotten = Vec::new();
-    while forget_useless(&mut records, later(2000)) {
-        forgotten.push(records.len());
-    }
-    assert_eq!(forgotten, [3, 2]);
-    assert_eq!(records.iter().map(|record| &*record.id).collect::<Vec<_>>(), ["used", "expires"]);
 }
 
 #[test]
@@ -125,32 +102,13 @@ fn listed_key_shows_prefix_but_no_secret() {
 }
 
 #[test]
-fn new_key_request_is_validated() {
-    let limits = KeyLimits::default;
-    assert!(NewKey::new("  fine ", limits()).is_ok());
-    for (name, limits) in [
-        ("", limits()),
-        ("a\nb", limits()),
-        (&"x".repeat(129), limits()),
-        ("a", KeyLimits { max_in_flight: Some(0), ..limits() }),
-        ("a", KeyLimits { max_queue_percent: Some(0), ..limits() }),
-        ("a", KeyLimits { max_queue_percent: Some(101), ..limits() }),
-        ("a", KeyLimits { models: Some(Vec::new()), ..limits() }),
-        ("a", KeyLimits { providers: Some(vec![String::new()]), ..limits() }),
-    ] {
-        assert!(matches!(NewKey::new(name, limits), Err(KeyStoreError::Invalid(_))));
-    }
-}
-
-#[test]
-fn key_request_accepts_limits_but_no_unknown_field() {
-    let new_key =
-        |json: &str| serde_json::from_str::<KeyRequest>(json).ok().and_then(|request| NewKey::try_from(request).ok());
-    assert_eq!(new_key(r#"{"name":"a"}"#), NewKey::new("a", KeyLimits::default()).ok());
-    let limits = KeyLimits { expires_at: Some(later(86_400)), max_in_flight: Some(3), ..KeyLimits::default() };
-    let json = r#"{"name":"a","expires_at":"1970-01-02T00:00:00Z","max_in_flight":3,"models":null}"#;
-    assert_eq!(new_key(json), NewKey::new("a", limits).ok());
-    for json in [r#"{"name":"a","expire_at":"1970-01-02T00:00:00Z"}"#, r#"{"name":"a","expires_at":"soon"}"#, "{}"] {
-        assert_eq!(new_key(json), None, "{json}");
-    }
+fn changed_key_keeps_its_usage() {
+    let (keys, id, whole) = key(KeyLimits { max_in_flight: Some(2), ..KeyLimits::default() });
+    let _lease = keys.verify(&whole, later(60)).expect("valid").acquire().expect("room");
+    let mut records = keys.records();
+    records[0].limits.max_in_flight = Some(1);
+    let changed = keys.renewed(records);
+    let key = changed.lookup(&id).expect("the key");
+    assert_eq!((key.info().in_flight, key.info().last_used_at), (1, Some(60)));
+    assert_eq!(key.acquire().expect_err("full"), KeyLimit { max_in_flight: 1 });
 }

@@ -214,6 +214,10 @@ pub struct Args {
     #[arg(long, env = "API_KEYS_SECRET", value_name = "NAME", value_parser = values::optional_object_name)]
     pub api_keys_secret: Option<OptionalText>,
 
+    /// Days after which revoked API keys are deleted and no longer listed; 0 keeps them until there are 10,000 keys.
+    #[arg(long, env = "REVOKED_KEYS_KEPT_DAYS", value_name = "DAYS", default_value = "90", value_parser = values::days_or_zero)]
+    pub revoked_keys_kept_days: u32,
+
     /// Namespace of the API key Secret. [default: the ServiceAccount's]
     #[arg(long, env = "POD_NAMESPACE", value_name = "NAMESPACE", value_parser = values::optional_object_name)]
     pub pod_namespace: Option<OptionalText>,

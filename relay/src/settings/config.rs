@@ -83,6 +83,8 @@ pub struct Config {
     pub require_api_keys: bool,
     /// The storage of API keys.
     pub api_keys: KeyStorage,
+    /// How long revoked API keys stay listed; `None` without limit.
+    pub revoked_keys_kept: Option<Duration>,
     /// How tokens of workers are verified.
     pub worker_tokens: WorkerTokens,
     /// The number of relays that a worker should reach.
@@ -342,6 +344,7 @@ fn relay_wide(args: &Args) -> Result<Config, ConfigError> {
         request_journal: request_journal(args),
         require_api_keys: args.require_api_keys,
         api_keys: key_storage(args)?,
+        revoked_keys_kept: days(args.revoked_keys_kept_days),
         worker_tokens: WorkerTokens {
             // The providers, which are read later, show whether it is required.
             api: cluster(args, "").ok(),
@@ -423,6 +426,11 @@ fn require_cluster(
         Some(index) => cluster(args, &setting(index)).map(|_| ()),
         None => Ok(()),
     }
+}
+
+/// A number of days; 0 is no limit.
+fn days(number: u32) -> Option<Duration> {
+    (number > 0).then(|| Duration::from_secs(u64::from(number) * 86_400))
 }
 
 fn key_storage(args: &Args) -> Result<KeyStorage, ConfigError> {

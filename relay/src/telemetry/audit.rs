@@ -27,6 +27,9 @@ pub enum Action {
     /// A new API key.
     #[serde(rename = "key.create")]
     KeyCreate,
+    /// A change to an API key.
+    #[serde(rename = "key.update")]
+    KeyUpdate,
     /// The revocation of an API key.
     #[serde(rename = "key.revoke")]
     KeyRevoke,
@@ -72,7 +75,7 @@ pub struct AuditEvent {
     pub status: u16,
     /// The id of the key, worker or request, if it exists.
     pub subject: Option<String>,
-    /// Further details: the text of an order.
+    /// Further details: the text of an order, or the changed fields of a key.
     pub detail: Option<String>,
     /// The client's address; behind a trusted proxy the address that the proxy names.
     pub client: IpAddr,
@@ -86,6 +89,7 @@ impl Action {
         match self {
             Self::Login => "login",
             Self::KeyCreate => "key.create",
+            Self::KeyUpdate => "key.update",
             Self::KeyRevoke => "key.revoke",
             Self::WorkerDrain => "worker.drain",
             Self::WorkerRefresh => "worker.refresh",

@@ -24,6 +24,8 @@ const MAX_PROXIES: usize = 256;
 const MAX_NAMES: usize = 64;
 /// The smallest request journal.
 const MIN_JOURNAL_BYTES: u64 = 64 << 10;
+/// The most days, as in the longest duration.
+const MAX_DAYS: u32 = 3650;
 /// The most ServiceAccounts in `WORKER_SERVICE_ACCOUNTS`.
 const MAX_ACCOUNTS: usize = 64;
 
@@ -142,6 +144,10 @@ pub(super) fn seconds(text: &str) -> Result<Duration, AllowedValues> {
 
 pub(super) fn seconds_or_zero(text: &str) -> Result<Duration, AllowedValues> {
     scan_seconds(text).ok_or_else(|| "seconds from 0 to 315360000, or with units such as 500ms or 1h30m".to_owned())
+}
+
+pub(super) fn days_or_zero(text: &str) -> Result<u32, AllowedValues> {
+    integer(text, 0, MAX_DAYS)
 }
 
 pub(super) fn boolean(text: &str) -> Result<bool, AllowedValues> {

@@ -8,11 +8,12 @@ use serde_json::json;
 
 use crate::support::{anthropic_error, chat, messages, one_provider, openai_error};
 
-const ROUTES: [(&str, &str); 12] = [
+const ROUTES: [(&str, &str); 13] = [
     ("GET", "/admin/workers"),
     ("GET", "/admin/stats"),
     ("GET", "/admin/keys"),
     ("POST", "/admin/keys"),
+    ("PATCH", "/admin/keys/x"),
     ("DELETE", "/admin/keys/x"),
     ("POST", "/admin/workers/x/drain"),
     ("GET", "/admin/requests"),

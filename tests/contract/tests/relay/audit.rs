@@ -82,6 +82,26 @@ async fn each_change_is_audited_in_file_and_log() {
 }
 
 #[tokio::test]
+async fn key_change_is_audited_with_its_fields() {
+    let relay = start().await;
+    let made = relay.admin_post("/admin/keys", &json!({"name": "k"})).await.with_status(201).json();
+    let (key, secret) = (made["id"].as_str().unwrap(), made["secret"].as_str().unwrap());
+    let fields = r#"{"name":"new","max_in_flight":5,"models":null}"#;
+    for (id, body, request, status, outcome, subject, detail) in [
+        (key, fields, "q-1", 200, "ok", json!(key), json!("name=\"new\" max_in_flight=5 models=null")),
+        (key, r#"{"max_in_flight":0}"#, "q-2", 400, "refused", json!(key), Value::Null),
+        (secret, fields, "q-3", 404, "refused", Value::Null, Value::Null),
+    ] {
+        let change = admin_request("PATCH", &format!("/admin/keys/{id}"), request).body(body);
+        let _ = relay.fetch(change).await.with_status(status);
+        let event = event(&relay, request).await;
+        assert_eq!(summary_of(&event), json!(["key.update", outcome, status, subject]));
+        assert_eq!(event["detail"], detail);
+    }
+    assert!(!relay.read_file("audit.jsonl").contains(secret));
+}
+
+#[tokio::test]
 async fn reads_are_not_audited() {
     let relay = start().await;
     for path in ["/admin/workers", "/admin/keys", "/admin/state", "/admin/stats", "/admin/requests", "/metrics"] {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use http::Method;
 use serde_json::{Value, json};
 
-use crate::settings::commands::{Command, KeyChange, OutputFormat, RelayAccess, RequestChange};
+use crate::settings::commands::{Command, KeyChange, KeyUpdate, OutputFormat, RelayAccess, RequestChange};
 use api::Api;
 
 /// The interval at which the progress of a drain is polled.
@@ -69,12 +69,31 @@ async fn change_keys(change: KeyChange) -> Result<(), AdminCliError> {
                 format!("{}\n\nkey {} created for {name}; the secret is shown only once\n", text("secret"), text("id"))
             })
         }
+        KeyChange::Update { relay, id, fields } => {
+            let path = format!("/admin/keys/{}", api::segment(&id));
+            let answer = Api::new(&relay)?.call(Method::PATCH, &path, Some(&changes(fields))).await?;
+            print_output(relay.output, &answer, || tables::keys(&json!({ "keys": [answer] })))
+        }
         KeyChange::Revoke { relay, id } => {
             let path = format!("/admin/keys/{}", api::segment(&id));
             let answer = Api::new(&relay)?.call(Method::DELETE, &path, None).await?;
             print_output(relay.output, &answer, || format!("key {id} revoked\n"))
         }
     }
+}
+
+/// The body of a change to a key: the fields that were given.
+fn changes(fields: KeyUpdate) -> Value {
+    let KeyUpdate { name, models, providers, expires_at, max_in_flight, max_queue_percent } = fields;
+    let fields = [
+        ("name", name.map(Value::from)),
+        ("models", models),
+        ("providers", providers),
+        ("expires_at", expires_at),
+        ("max_in_flight", max_in_flight),
+        ("max_queue_percent", max_queue_percent),
+    ];
+    fields.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect()
 }
 
 async fn drain(relay: &RelayAccess, wanted: &str, no_wait: bool) -> Result<(), AdminCliError> {

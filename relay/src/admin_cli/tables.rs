@@ -124,16 +124,25 @@ pub(super) fn requests(answer: &Value) -> String {
 /// `/admin/keys`.
 pub(super) fn keys(answer: &Value) -> String {
     let rows = list(answer, "keys").iter().map(|key| {
+        let state = if key["revoked"] == true {
+            "revoked"
+        } else if passed_since(&key["expires_at"]).is_some() {
+            "expired"
+        } else {
+            "good"
+        };
+        let most = key["max_in_flight"].as_u64().map(|most| format!("/{most}")).unwrap_or_default();
         vec![
             word(&key["id"]),
             cut(&word(&key["name"])),
-            if key["revoked"] == true { "revoked".to_owned() } else { "good".to_owned() },
+            state.to_owned(),
             since(&key["last_used"]),
-            word(&key["in_flight"]),
+            format!("{}{most}", word(&key["in_flight"])),
+            key["max_queue_percent"].as_u64().map_or_else(|| "-".to_owned(), |percent| format!("{percent} %")),
             word(&key["expires_at"]),
         ]
     });
-    table(&["KEY", "NAME", "STATE", "LAST USED", "IN FLIGHT", "EXPIRES"], rows)
+    table(&["KEY", "NAME", "STATE", "LAST USED", "IN FLIGHT", "QUEUE", "EXPIRES"], rows)
 }
 
 fn table(names: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
@@ -192,9 +201,13 @@ fn millis(value: &Value) -> String {
 }
 
 fn since(value: &Value) -> String {
+    passed_since(value).map_or_else(|| "-".to_owned(), rounded)
+}
+
+/// The time since a time in the past.
+fn passed_since(value: &Value) -> Option<Duration> {
     let at = value.as_str().and_then(|time| humantime::parse_rfc3339(time).ok());
-    let passed = at.and_then(|at| SystemTime::now().duration_since(at).ok());
-    passed.map_or_else(|| "-".to_owned(), rounded)
+    at.and_then(|at| SystemTime::now().duration_since(at).ok())
 }
 
 /// Rounds down to the two largest units.
@@ -253,6 +266,18 @@ mod tests {
         assert!(workers(&json!({"workers": [worker]})).contains("failing"));
         let worker = json!({"worker_name": "gpu", "load": 0, "models": ["a"], "failing_models": []});
         assert!(workers(&json!({"workers": [worker]})).contains("idle"));
+    }
+
+    #[test]
+    fn key_shows_state_and_limits() {
+        let text = keys(&json!({"keys": [
+            {"id": "a", "in_flight": 3, "max_in_flight": 40, "max_queue_percent": 25, "expires_at": "2999-01-01T00:00:00Z"},
+            {"id": "b", "in_flight": 0, "expires_at": "2000-01-01T00:00:00Z"},
+            {"id": "c", "in_flight": 0, "expires_at": "2000-01-01T00:00:00Z", "revoked": true},
+        ]}));
+        for expected in ["good", "3/40", "25 %", "2999-01-01T00:00:00Z", "expired", "revoked"] {
+            assert!(text.contains(expected), "{text}");
+        }
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand, ValueEnum};
 use modelrelay_manual::{CompletionsArgs, ManArgs};
 use modelrelay_platform::service::ServiceArgs;
+use serde_json::Value;
 
 use crate::settings::cli::SecretText;
 
@@ -34,7 +35,7 @@ pub enum Command {
         #[command(subcommand)]
         change: Option<RequestChange>,
     },
-    /// List, create or revoke API keys
+    /// List, create, change or revoke API keys
     #[command(args_conflicts_with_subcommands = true)]
     Keys {
         /// Which relay.
@@ -96,6 +97,17 @@ pub enum KeyChange {
         #[arg(long, value_name = "PERCENT")]
         max_queue_percent: Option<u8>,
     },
+    /// Change a key; it keeps whatever no option names
+    Update {
+        /// Which relay.
+        #[command(flatten)]
+        relay: RelayAccess,
+        /// Key id
+        id: String,
+        /// What to change.
+        #[command(flatten)]
+        fields: KeyUpdate,
+    },
     /// Revoke a key
     Revoke {
         /// Which relay.
@@ -104,6 +116,47 @@ pub enum KeyChange {
         /// Key id
         id: String,
     },
+}
+
+/// The changes to a key, as values of the admin API; null removes a limit.
+#[derive(Debug, Clone, Args)]
+#[group(required = true, multiple = true)]
+pub struct KeyUpdate {
+    /// New name
+    #[arg(long, value_name = "NAME")]
+    pub name: Option<String>,
+    /// Models that the key may use, a list, or all
+    #[arg(long, value_name = "MODELS", value_parser = list_or_all)]
+    pub models: Option<Value>,
+    /// Providers that the key may use, a list, or all
+    #[arg(long, value_name = "PROVIDERS", value_parser = list_or_all)]
+    pub providers: Option<Value>,
+    /// Expiry time, such as 2027-01-01T00:00:00Z, or never
+    #[arg(long, value_name = "TIME", value_parser = time_or_never)]
+    pub expires_at: Option<Value>,
+    /// Maximum number of concurrent requests, or none for no limit
+    #[arg(long, value_name = "N", value_parser = number_or_none)]
+    pub max_in_flight: Option<Value>,
+    /// Maximum share of a queue for the key's waiting requests, 1 to 100 percent, or none for no limit
+    #[arg(long, value_name = "PERCENT", value_parser = number_or_none)]
+    pub max_queue_percent: Option<Value>,
+}
+
+fn list_or_all(text: &str) -> Result<Value, String> {
+    if text == "all" { Ok(Value::Null) } else { Ok(text.split(',').collect()) }
+}
+
+/// The relay checks the time.
+fn time_or_never(text: &str) -> Result<Value, String> {
+    if text == "never" { Ok(Value::Null) } else { Ok(text.into()) }
+}
+
+/// The relay checks the range.
+fn number_or_none(text: &str) -> Result<Value, String> {
+    if text == "none" {
+        return Ok(Value::Null);
+    }
+    text.parse::<u32>().map(Value::from).map_err(|_| "a whole number, or none for no limit".to_owned())
 }
 
 /// The relay to connect to, the credentials, and the output format.

@@ -100,6 +100,40 @@ async fn commands_create_list_and_revoke_keys() {
 }
 
 #[tokio::test]
+async fn command_changes_and_removes_limits_of_key() {
+    let relay = Relay::start().await;
+    let made =
+        output_of(&relay, &["keys", "create", "laptop", "--models", "m,n", "--max-in-flight", "2", "-o", "json"]);
+    let made: Value = serde_json::from_str(&made.await).expect("JSON");
+    relay.log().secrets().plant(made["secret"].as_str().unwrap());
+    let id = made["id"].as_str().unwrap();
+    let change = ["keys", "update", id, "--name", "team-a", "--max-in-flight", "none", "--max-queue-percent", "25"];
+    let shown = output_of(&relay, &change).await;
+    assert_eq!(line(&shown, id)[1..], ["team-a", "good", "-", "0", "25 %", "-"], "{shown}");
+    let change = ["keys", "update", id, "--models", "all", "--expires-at", "2099-01-01T00:00:00Z", "-o", "json"];
+    let key: Value = serde_json::from_str(&output_of(&relay, &change).await).expect("JSON");
+    assert_eq!((&key["name"], &key["models"], &key["max_queue_percent"]), (&"team-a".into(), &Value::Null, &25.into()));
+    assert_eq!(key, relay.admin_json("/admin/keys").await["keys"][0]);
+    let change = ["keys", "update", id, "--expires-at", "never", "--providers", "local,other", "-o", "json"];
+    let key: Value = serde_json::from_str(&output_of(&relay, &change).await).expect("JSON");
+    assert_eq!((&key["expires_at"], &key["providers"][1]), (&Value::Null, &"other".into()));
+    for (arguments, expected) in [
+        (
+            &["--max-in-flight", "many"][..],
+            "--max-in-flight: \"many\" is not allowed: a whole number, or none for no limit",
+        ),
+        (&["--max-in-flight", "0"], "returned 400: max_in_flight: must be a whole number from 1"),
+        (&["--expires-at", "soon"], "returned 400: expires_at: must be a UTC time"),
+        (&[], "required"),
+    ] {
+        let message = failure(&run_command(&relay, &[&["keys", "update", id], arguments].concat()).await);
+        assert!(message.contains(expected), "{message}");
+    }
+    let message = failure(&run_command(&relay, &["keys", "update", "none", "--name", "x"]).await);
+    assert_eq!(message, "modelrelay-relay: the relay returned 404: no key with this id can be changed\n");
+}
+
+#[tokio::test]
 async fn drain_waits_until_worker_is_gone() {
     let relay = Relay::start().await;
     let mut worker = relay.core1_worker(&["m"], 4).await;

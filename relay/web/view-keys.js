@@ -4,6 +4,7 @@ import { age, setAge } from './clock.js';
 import { confirmed } from './dialogs.js';
 import { get, remove } from './api.js';
 import { h, setAttribute, setHidden, setText } from './dom.js';
+import { editKey } from './edit-key.js';
 import { absolute, count } from './format.js';
 import { icon } from './icons.js';
 import { newKey } from './new-key.js';
@@ -20,7 +21,7 @@ export function keysView({ store, session }) {
   let keys = [];
   const which = h('select', { 'aria-label': 'Which keys', onchange: show },
     h('option', { value: 'current' }, 'Active'), h('option', { value: 'all' }, 'All, including revoked and expired'));
-  const table = dataTable(columns(revoke), {
+  const table = dataTable(columns(edit, revoke), {
     name: 'API keys',
     noun: 'key',
     key: (k) => k.id,
@@ -43,6 +44,9 @@ export function keysView({ store, session }) {
   async function make() {
     if (await newKey(store)) await load();
   }
+  async function edit(key) {
+    if (await editKey(store, key)) await load();
+  }
   async function revoke(key) {
     const words = `Requests with ${key.name} (${key.prefix}…) will be rejected from now on. This cannot be undone.`;
     if (!(await confirmed('Revoke this key?', words, 'Revoke the key'))) return;
@@ -58,7 +62,7 @@ export function keysView({ store, session }) {
   return { node, instant: true, update() {} };
 }
 
-function columns(revoke) {
+function columns(edit, revoke) {
   return [
     {
       key: 'name',
@@ -81,11 +85,13 @@ function columns(revoke) {
       key: 'act',
       title: '',
       label: 'Actions',
-      make: (k, cell) => h('button', { type: 'button', class: 'small danger', onclick: () => revoke(cell.row) }, 'Revoke'),
+      make: (k, cell) => h('div', { class: 'actions' },
+        h('button', { type: 'button', class: 'small', onclick: () => edit(cell.row) }, 'Edit'),
+        h('button', { type: 'button', class: 'small danger', onclick: () => revoke(cell.row) }, 'Revoke')),
       fill: (cell, k) => {
         cell.row = k;
         setHidden(cell.firstChild, k.revoked);
-        setAttribute(cell.firstChild, 'aria-label', `Revoke ${k.name}`);
+        for (const button of cell.firstChild.children) setAttribute(button, 'aria-label', `${button.textContent} ${k.name}`);
       },
     },
   ];

@@ -155,6 +155,33 @@ test('a key is made with all its limits, shown once, and revoked', async ({ page
   expect((await site.admin('GET', '/admin/keys')).keys[0].revoked).toBe(true);
 });
 
+test.describe('with a rejected change', () => {
+  test.use({ expected: ['status of 400'] });
+
+  test('a key is changed, and a wrong value is explained', async ({ page }) => {
+    const made = await site.admin('POST', '/admin/keys', { name: 'phone', models: ['demo'], expires_at: '2099-01-01T00:00:00Z', max_queue_percent: 25 });
+    await logIn(page, site, '/dashboard#/keys');
+    await page.getByRole('button', { name: 'Edit phone' }).click();
+    const form = page.getByRole('dialog', { name: 'Edit “phone”' });
+    await expect(form.getByLabel('Models')).toHaveValue('demo');
+    await expect(form.getByLabel('Share of the queue, %')).toHaveValue('25');
+    await inspect(page, 'key-edit');
+    await form.getByLabel('Models').fill('x'.repeat(257));
+    await form.getByRole('button', { name: 'Save' }).click();
+    await expect(form.getByRole('alert')).toContainText('models: must be a list of 1 to 256 names');
+    await form.getByLabel('Name').fill('tablet');
+    await form.getByLabel('Models').fill('');
+    await form.getByLabel('Concurrent requests').fill('8');
+    await form.getByRole('button', { name: 'Save' }).click();
+    await expect(row(page, 'tablet')).toContainText('0 of 8');
+    await expect(row(page, 'tablet')).toContainText('all models');
+    await expect(row(page, 'phone')).toHaveCount(0);
+    const changed = (await site.admin('GET', '/admin/keys')).keys.find((key) => key.id === made.id);
+    expect(changed).toMatchObject({ name: 'tablet', expires_at: '2099-01-01T00:00:00.000Z', max_in_flight: 8, max_queue_percent: 25 });
+    expect(changed.models).toBeUndefined();
+  });
+});
+
 test('the event log is filtered by level and words', async ({ page }) => {
   const refused = await site.bareWorker('stranger', { WORKER_SECRET: 'wrong', BACKEND_URL: 'http://127.0.0.1:9' });
   await logIn(page, site, '/dashboard#/journal');

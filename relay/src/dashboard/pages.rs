@@ -53,11 +53,13 @@ static FILES: &[File] = files! {
     "/dashboard/assets/dialogs.js" => "dialogs.js", "text/javascript; charset=utf-8";
     "/dashboard/assets/dom.js" => "dom.js", "text/javascript; charset=utf-8";
     "/dashboard/assets/early.js" => "early.js", "text/javascript; charset=utf-8";
+    "/dashboard/assets/edit-key.js" => "edit-key.js", "text/javascript; charset=utf-8";
     "/dashboard/assets/fleet.css" => "fleet.css", "text/css; charset=utf-8";
     "/dashboard/assets/format.js" => "format.js", "text/javascript; charset=utf-8";
     "/dashboard/assets/guide.css" => "guide.css", "text/css; charset=utf-8";
     "/dashboard/assets/icons.js" => "icons.js", "text/javascript; charset=utf-8";
     "/dashboard/assets/integrate.js" => "integrate.js", "text/javascript; charset=utf-8";
+    "/dashboard/assets/key-form.js" => "key-form.js", "text/javascript; charset=utf-8";
     "/dashboard/assets/live.js" => "live.js", "text/javascript; charset=utf-8";
     "/dashboard/assets/login.js" => "login.js", "text/javascript; charset=utf-8";
     "/dashboard/assets/logo.svg" => "logo.svg", "image/svg+xml";

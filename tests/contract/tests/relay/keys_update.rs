@@ -149,6 +149,22 @@ async fn change_that_cannot_be_stored_is_503() {
 }
 
 #[tokio::test]
+async fn full_secret_rejects_longer_key_and_accepts_shorter() {
+    let kubernetes = FakeKubernetes::start().await;
+    kubernetes.change(|data| {
+        data.insert("theirs".to_owned(), vec![b'x'; (1 << 20) - 330]);
+    });
+    let mount = Mount::new();
+    let relay = relay_in(&kubernetes, &mount).start().await;
+    let (id, _) = new_key(&relay, "fits").await;
+    let error = change(&relay, &id, json!({"name": "x".repeat(128)})).await.with_status(409).json()["error"].clone();
+    assert!(error["code"] == "too_many_keys" && error["message"].as_str().is_some_and(|why| why.contains("1 MiB")));
+    assert_eq!(names(&relay).await, ["fits"]);
+    let _ = change(&relay, &id, json!({"name": "f"})).await.with_status(200);
+    assert_eq!(kubernetes.keys()[0]["name"], "f");
+}
+
+#[tokio::test]
 async fn concurrent_changes_of_relays_are_all_kept() {
     let kubernetes = FakeKubernetes::start().await;
     let (here, there) = (Mount::new(), Mount::new());

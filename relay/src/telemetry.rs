@@ -2,8 +2,10 @@
 
 mod append_file;
 pub mod audit;
+mod handoff;
 pub mod journal;
 pub mod log;
 pub mod metrics;
+mod reports;
 pub mod request_journal;
 pub mod stats;

@@ -1,7 +1,7 @@
 //! A file of lines that is only appended to: the audit log and the request journal.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
+use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use modelrelay_platform::files;
@@ -20,7 +20,7 @@ pub(super) struct AppendFile {
 impl AppendFile {
     /// Opens or creates a file that may grow without a limit.
     pub(super) fn open(path: PathBuf) -> io::Result<Self> {
-        Ok(Self { file: open(&path)?, path, limit: None, is_torn: false })
+        Ok(Self { file: open(&path)?, is_torn: ends_in_line(&path), path, limit: None })
     }
 
     /// Opens or creates a file of at most `limit` bytes. It is moved to a second file of that size, which is overwritten.
@@ -62,6 +62,19 @@ impl AppendFile {
         self.is_torn = false;
         Ok(())
     }
+}
+
+/// True if the last line is incomplete, because its writer was killed.
+fn ends_in_line(path: &Path) -> bool {
+    let last_byte = || {
+        let mut file = File::open(path)?;
+        file.seek(SeekFrom::End(-1))?;
+        let mut byte = [0];
+        file.read_exact(&mut byte)?;
+        io::Result::Ok(byte)
+    };
+    // An error means that it is empty, or no file that has an end.
+    last_byte().is_ok_and(|byte| byte != *b"\n")
 }
 
 /// The path to which a full file is moved.
@@ -108,6 +121,16 @@ mod tests {
         file.write(b"9\n").unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), "9\n");
         assert_eq!(fs::read_to_string(previous(&path)).unwrap(), "12345678\n");
+    }
+
+    #[test]
+    fn incomplete_line_is_ended_first() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("lines");
+        fs::write(&path, "one\ntw").unwrap();
+        let mut file = AppendFile::open(path.clone()).unwrap();
+        file.write(b"three\n").unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "one\ntw\nthree\n");
     }
 
     #[test]

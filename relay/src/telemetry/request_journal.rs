@@ -4,23 +4,20 @@
 //! no addresses of clients. A request only appends its line to a buffer of limited size; a thread of its own writes the
 //! file, so that a disk that hangs or is full delays no request. Lines that are lost are counted.
 
-mod buffer;
-
 use std::io;
 use std::path::Path;
-use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use tracing::{error, info, warn};
 
 use super::append_file::AppendFile;
+use super::handoff::{Handoff, WriterThread};
+use super::reports::Reports;
 use crate::settings::config::RequestJournalFile;
 use crate::settings::error::ConfigError;
 use crate::telemetry::metrics::Metrics;
-use buffer::LineBuffer;
 
 /// The most bytes of lines that wait for the disk: about 2,500 requests.
 const MAX_WAITING_BYTES: usize = 1 << 20;
@@ -30,12 +27,6 @@ const COLLECT: Duration = Duration::from_millis(100);
 
 /// The most bytes of one write, unless a line is longer. Less than the smallest file.
 const PIECE_BYTES: usize = 16 << 10;
-
-/// The time between two log lines about lost lines.
-const REPORT_INTERVAL: Duration = Duration::from_secs(60);
-
-/// How long the end of the process waits for the last lines.
-const CLOSE_PATIENCE: Duration = Duration::from_secs(1);
 
 /// One finished request, as it is written. Times are in milliseconds.
 #[derive(Clone, Debug, Serialize)]
@@ -82,9 +73,9 @@ pub struct RequestJournal(Option<Recorder>);
 
 #[derive(Debug)]
 struct Recorder {
-    buffer: Arc<LineBuffer>,
-    /// Closed when the thread ends.
-    ended: Mutex<Receiver<()>>,
+    /// Complete lines that wait to be written.
+    lines: Arc<Handoff<Vec<u8>>>,
+    thread: WriterThread,
     metrics: Arc<Metrics>,
     /// Limits the log lines about a full buffer.
     reports: Mutex<Reports>,
@@ -117,9 +108,8 @@ impl RequestJournal {
     /// Waits, for at most a second, until the recorded lines are in the file. No further line is written after that.
     pub fn close(&self) {
         if let Some(recorder) = &self.0 {
-            recorder.buffer.close();
-            // An error means that the thread ended, or that it takes too long.
-            let _ = recorder.ended.lock().unwrap_or_else(PoisonError::into_inner).recv_timeout(CLOSE_PATIENCE);
+            recorder.lines.close();
+            recorder.thread.wait();
         }
     }
 }
@@ -127,18 +117,17 @@ impl RequestJournal {
 impl Recorder {
     fn open(path: &Path, max_bytes: u64, metrics: Arc<Metrics>) -> io::Result<Self> {
         let file = AppendFile::open_limited(path.to_path_buf(), max_bytes)?;
-        let buffer = Arc::new(LineBuffer::new(MAX_WAITING_BYTES));
-        let (end, ended) = sync_channel(0);
+        let lines = Arc::new(Handoff::<Vec<u8>>::default());
         let mut writer = Writer { file, metrics: Arc::clone(&metrics), reports: Reports::default(), is_failing: false };
-        let source = Arc::clone(&buffer);
-        thread::Builder::new().name("requests".to_owned()).spawn(move || {
-            let mut lines = Vec::new();
-            while source.next_batch(&mut lines, COLLECT) {
-                writer.write(&lines);
+        let source = Arc::clone(&lines);
+        let thread = WriterThread::start("requests", move || {
+            let mut batch = Vec::new();
+            while source.next(COLLECT, |lines| std::mem::swap(lines, &mut batch)).is_some() {
+                writer.write(&batch);
+                batch.clear();
             }
-            drop(end);
         })?;
-        Ok(Self { buffer, ended: Mutex::new(ended), metrics, reports: Mutex::default() })
+        Ok(Self { lines, thread, metrics, reports: Mutex::default() })
     }
 
     fn record(&self, line: &RequestLine<'_>) {
@@ -146,7 +135,7 @@ impl Recorder {
             text.push(b'\n');
             text
         });
-        if text.is_ok_and(|text| self.buffer.push(&text)) {
+        if text.is_ok_and(|text| self.lines.change(|lines| push(lines, &text))) {
             return;
         }
         self.metrics.journal_lines_lost(1);
@@ -155,6 +144,15 @@ impl Recorder {
             warn!(lines, "request journal is written too slowly; lines are lost");
         }
     }
+}
+
+/// Adds a line. Returns false if there is no room for it.
+fn push(lines: &mut Vec<u8>, line: &[u8]) -> bool {
+    let fits = lines.len() + line.len() <= MAX_WAITING_BYTES;
+    if fits {
+        lines.extend_from_slice(line);
+    }
+    fits
 }
 
 /// The thread's side.
@@ -200,25 +198,6 @@ fn pieces(lines: &[u8]) -> impl Iterator<Item = &[u8]> {
         rest = after;
         Some(piece)
     })
-}
-
-/// Lost lines, and the time when they were last reported.
-#[derive(Debug, Default)]
-struct Reports {
-    lost: u64,
-    reported_at: Option<Instant>,
-}
-
-impl Reports {
-    /// Records lost lines. If it is time for a report, returns the number of lines that are lost since the last one.
-    fn note(&mut self, lines: u64, now: Instant) -> Option<u64> {
-        self.lost += lines;
-        let is_due = self.reported_at.is_none_or(|at| now.saturating_duration_since(at) >= REPORT_INTERVAL);
-        is_due.then(|| {
-            self.reported_at = Some(now);
-            std::mem::take(&mut self.lost)
-        })
-    }
 }
 
 #[cfg(test)]

@@ -9,27 +9,22 @@ use std::io;
 use std::path::Path;
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread;
-use std::time::Duration;
 
 use tracing::{error, info};
 
 use super::AuditEvent;
 use crate::telemetry::append_file::AppendFile;
+use crate::telemetry::handoff::WriterThread;
 use crate::telemetry::metrics::Metrics;
 
 /// The most events that wait for the disk; more than an admin causes while it hangs.
 const MAX_WAITING: usize = 4096;
 
-/// How long the end of the process waits for them.
-const CLOSE_PATIENCE: Duration = Duration::from_secs(1);
-
 #[derive(Debug)]
 pub(super) struct AuditFile {
     /// `None` after the end.
     lines: Mutex<Option<SyncSender<Vec<u8>>>>,
-    /// Closed when the thread ends.
-    ended: Mutex<Receiver<()>>,
+    thread: WriterThread,
     metrics: Arc<Metrics>,
 }
 
@@ -37,13 +32,9 @@ impl AuditFile {
     pub(super) fn open(path: &Path, metrics: Arc<Metrics>) -> io::Result<Self> {
         let writer = AppendFile::open(path.to_path_buf())?;
         let (lines, waiting) = sync_channel(MAX_WAITING);
-        let (end, ended) = sync_channel(0);
         let counted = Arc::clone(&metrics);
-        thread::Builder::new().name("audit".to_owned()).spawn(move || {
-            write_all(writer, &waiting, &counted);
-            drop(end);
-        })?;
-        Ok(Self { lines: Mutex::new(Some(lines)), ended: Mutex::new(ended), metrics })
+        let thread = WriterThread::start("audit", move || write_all(writer, &waiting, &counted))?;
+        Ok(Self { lines: Mutex::new(Some(lines)), thread, metrics })
     }
 
     pub(super) fn write(&self, event: &AuditEvent) {
@@ -58,8 +49,7 @@ impl AuditFile {
 
     pub(super) fn close(&self) {
         self.lines.lock().unwrap_or_else(PoisonError::into_inner).take();
-        // An error means that the thread ended, or that it takes too long.
-        let _ = self.ended.lock().unwrap_or_else(PoisonError::into_inner).recv_timeout(CLOSE_PATIENCE);
+        self.thread.wait();
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::sync::LazyLock;
 
+use memchr::memchr_iter;
 use memchr::memmem::FinderRev;
 
 /// The last four bytes of a stream: the longest line ends of an empty line have that length.
@@ -20,6 +21,34 @@ impl Tail {
     #[must_use]
     pub fn is_between_events(&self) -> bool {
         self.0.ends_with(b"\n\n") || self.0 == *b"\r\n\r\n"
+    }
+}
+
+/// The number of `data` lines of a stream, however it is cut into chunks: about one per token.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct DataLines {
+    count: u64,
+    /// True within a line.
+    is_in_line: bool,
+}
+
+impl DataLines {
+    /// Adds the next bytes of the stream.
+    pub fn follow(&mut self, chunk: &[u8]) {
+        // No other field begins with this letter.
+        let is_data = |at: usize| chunk.get(at) == Some(&b'd');
+        let first = u64::from(!self.is_in_line && is_data(0));
+        let further = memchr_iter(b'\n', chunk).filter(|at| is_data(at + 1)).count();
+        self.count += first + further as u64;
+        if let Some(last) = chunk.last() {
+            self.is_in_line = *last != b'\n';
+        }
+    }
+
+    /// The number so far.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        self.count
     }
 }
 
@@ -104,6 +133,17 @@ mod tests {
             assert_eq!(number.next(), 0);
             stream.as_bytes().chunks(size).for_each(|chunk| number.follow(chunk));
             assert_eq!(number.next(), 11, "chunks of {size}");
+        }
+    }
+
+    #[test]
+    fn data_lines_are_counted_however_chunks_are_cut() {
+        let stream = ": ping\n\nevent: x\ndata: {\"d\":\"\\nd\"}\n\ndata: 2\r\n\r\nid: 3\ndata:3\n\n";
+        for size in 1..=stream.len() {
+            let mut lines = DataLines::default();
+            stream.as_bytes().chunks(size).for_each(|chunk| lines.follow(chunk));
+            lines.follow(b"");
+            assert_eq!(lines.count(), 3, "chunks of {size}");
         }
     }
 

@@ -24,6 +24,7 @@ use modelrelay_relay::settings::cli::Args;
 use modelrelay_relay::settings::config::Config;
 use modelrelay_relay::telemetry::metrics::Metrics;
 use modelrelay_relay::telemetry::request_journal::RequestJournal;
+use modelrelay_relay::telemetry::usage::UsageLedger;
 use modelrelay_relay::workers::io::Liveness;
 use modelrelay_relay::workers::upgrade::{self, Socket};
 use tokio_util::task::TaskTracker;
@@ -33,8 +34,8 @@ const CONNECTIONS: usize = 64;
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
     let args = Args::parse_from(["websocket-echo", "--worker-secret", "not-used-by-this-example"]);
-    let (config, journal) = (Config::from_args(&args)?, RequestJournal::default());
-    let shared = Shared::new(config, Arc::new(Metrics::new()), None, journal, "echo".to_owned());
+    let (config, records) = (Config::from_args(&args)?, (RequestJournal::default(), UsageLedger::in_memory(1)));
+    let shared = Shared::new(config, Arc::new(Metrics::new()), None, records, "echo".to_owned());
     let listener = net::listen(([127, 0, 0, 1], 0).into()).await?;
     eprintln!("listening on ws://{}", listener.local_addr()?);
     let router = Router::new().fallback(any(connect));

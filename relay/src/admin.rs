@@ -7,6 +7,7 @@ mod audited;
 mod commands;
 mod keys;
 mod residency;
+mod usage;
 mod views;
 
 use std::sync::Arc;
@@ -42,6 +43,7 @@ pub fn router(relay: Arc<Relay>, more: Router<Arc<Relay>>) -> Router<Arc<Relay>>
         .route("/stats", get(views::stats))
         .route("/state", get(views::state))
         .route("/requests", get(views::requests))
+        .route("/usage", get(usage::usage))
         .route("/requests/{id}/cancel", post(cancel))
         .merge(more)
         .route("/keys", get(keys::list).post(keys::create))

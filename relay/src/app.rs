@@ -37,6 +37,7 @@ use crate::telemetry::audit::AuditLog;
 use crate::telemetry::journal::Journal;
 use crate::telemetry::metrics::Metrics;
 use crate::telemetry::request_journal::RequestJournal;
+use crate::telemetry::usage::UsageLedger;
 use crate::workers::recheck;
 use router::ListenerRoutes;
 use server::Serving;
@@ -70,12 +71,13 @@ pub async fn run(args: Args, config: Config, mut signal: ShutdownSignal, journal
     let tls = config.tls.as_ref().map(|files| Tls::start(files, Arc::clone(&metrics))).transpose()?;
     let audit = AuditLog::open(config.audit_log_file.as_deref(), Arc::clone(&metrics))?;
     let requests = RequestJournal::open(config.request_journal.as_ref(), &metrics)?;
+    let usage = UsageLedger::open(&config.usage, &metrics)?;
     let WorkerTokens { api, audience, recheck } = &config.worker_tokens;
     let identities = Identities::new(api.clone(), audience, *recheck);
     let listeners = Listeners::bind(&config).await?;
     let relay_id = ids::random_hex::<16>();
     let traces = config.traces.as_ref().map(|target| start_traces(target, &relay_id, &metrics)).transpose()?;
-    let shared = Shared::new(config.clone(), Arc::clone(&metrics), traces.clone(), requests, relay_id);
+    let shared = Shared::new(config.clone(), Arc::clone(&metrics), traces.clone(), (requests, usage), relay_id);
     let limit = config.max_connections;
     let relay = Arc::new(Relay {
         config_watch: ConfigWatch::start(args, config, metrics),
@@ -109,6 +111,7 @@ pub async fn run(args: Args, config: Config, mut signal: ShutdownSignal, journal
     relay.drain(stop, connections).await;
     relay.audit.close();
     relay.shared.request_journal.close();
+    relay.shared.usage.close();
     let last_metrics = async {
         if let Some(export) = metric_export {
             export.shutdown().await;

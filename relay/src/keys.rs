@@ -220,12 +220,19 @@ impl KeyStoreError {
 /// One request in flight with a key; dropping it releases the place.
 #[derive(Debug)]
 pub struct KeyLease {
-    usage: Arc<Usage>,
+    key: Arc<Key>,
+}
+
+impl KeyLease {
+    /// The key.
+    pub fn key(&self) -> &Key {
+        &self.key
+    }
 }
 
 impl Drop for KeyLease {
     fn drop(&mut self) {
-        self.usage.in_flight.fetch_sub(1, Ordering::AcqRel);
+        self.key.usage.in_flight.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
@@ -331,11 +338,11 @@ impl Key {
     }
 
     /// Adds a request in flight, if the limit allows it.
-    pub fn acquire(&self) -> Result<KeyLease, KeyLimit> {
+    pub fn acquire(self: &Arc<Self>) -> Result<KeyLease, KeyLimit> {
         let limit = self.limits().max_in_flight;
         let room = |count: u32| limit.is_none_or(|most| count < most).then(|| count + 1);
         match self.usage.in_flight.fetch_update(Ordering::AcqRel, Ordering::Acquire, room) {
-            Ok(_) => Ok(KeyLease { usage: Arc::clone(&self.usage) }),
+            Ok(_) => Ok(KeyLease { key: Arc::clone(self) }),
             Err(_) => Err(KeyLimit { max_in_flight: limit.unwrap_or(u32::MAX) }),
         }
     }

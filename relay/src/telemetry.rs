@@ -1,4 +1,5 @@
-//! The reports of the relay: its log, metrics and statistics, the dashboard's journal, the audit log, and the request journal.
+//! The reports of the relay: its log, metrics and statistics, the dashboard's journal, the audit log, the request journal, and
+//! the usage ledger.
 
 mod append_file;
 pub mod audit;
@@ -9,3 +10,4 @@ pub mod metrics;
 mod reports;
 pub mod request_journal;
 pub mod stats;
+pub mod usage;

@@ -24,7 +24,7 @@ PLACES = {
     "protocol.md": ["messages relay_to_worker", "messages worker_to_relay", "limits"],
 }
 METRIC_SOURCES = {
-    "relay": ("modelrelay_", ["relay/src/telemetry/metrics/families.rs", "relay/src/telemetry/metrics/state.rs", "relay/src/telemetry/metrics/process.rs"]),
+    "relay": ("modelrelay_", ["relay/src/telemetry/metrics/families.rs", "relay/src/telemetry/metrics/keys.rs", "relay/src/telemetry/metrics/state.rs", "relay/src/telemetry/metrics/process.rs"]),
     "worker": ("modelrelay_worker_", ["worker-sidecar/src/metrics.rs", "worker-sidecar/multiplexer/src/metrics.rs"]),
     "operator": ("modelrelay_operator_", ["operator/src/telemetry/metrics.rs"]),
 }

@@ -213,7 +213,7 @@ impl Answer {
             keepalive.sleep.as_mut().reset(tokio::time::Instant::now() + keepalive.after);
         }
         self.sent_any = true;
-        self.ticket.mark_bytes(chunk.len(), self.is_event_stream);
+        self.ticket.mark_bytes(&chunk, self.is_event_stream);
         // The connection does not poll for the end of a body whose length it knows.
         if self.length == Some(self.ticket.bytes()) {
             self.ticket.mark_delivered();

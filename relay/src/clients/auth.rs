@@ -16,6 +16,7 @@ use crate::net::lockout::network_of;
 use crate::provider::Provider;
 use crate::state::Relay;
 use crate::telemetry::metrics::Realm;
+use crate::telemetry::usage::{OTHER, RequestCounts, RowKey, UsageSums};
 
 /// The caller of a request: an API key, or any client if no key is required.
 pub struct Caller {
@@ -82,6 +83,19 @@ impl Caller {
     pub fn queue_share(&self) -> Option<QueueShare> {
         let key = self.key.as_ref()?;
         key.limits().max_queue_percent.map(|percent| QueueShare { key: key.shared_id(), percent })
+    }
+
+    /// Counts a request of this caller in the ledger that ended before it had a route, and so a model.
+    pub fn count_refused(&self, relay: &Relay) {
+        let requests = RequestCounts { refused: 1, ..RequestCounts::default() };
+        let sums = UsageSums { requests, ..UsageSums::default() };
+        let name = self.key.as_ref().map(|key| key.name());
+        relay.shared.usage.record(
+            RowKey { key_id: self.key_id(), model: OTHER.into() },
+            name,
+            &sums,
+            SystemTime::now(),
+        );
     }
 
     /// The id of the caller's key; `None` where no key is required.

@@ -69,9 +69,17 @@ async fn serve(relay: &Arc<Relay>, request: Request<Body>, response_id: Option<&
     let (method, path) = (&parts.method, parts.uri.path());
     let begin = |traces| RequestTrace::begin(traces, method, path, &parts.headers, &client.request_id);
     let trace = relay.shared.traces.as_ref().map(begin).map(Arc::new);
-    let response = match prepare(relay, (&client, trace.as_ref()), &parts, &mut body, response_id).await {
+    let admitted = admit(relay, &parts);
+    let prepared = match &admitted {
+        Ok(caller) => prepare(relay, caller, (&client, trace.as_ref()), &parts, (&mut body, response_id)).await,
+        Err(error) => Err(error.clone()),
+    };
+    let response = match prepared {
         Ok(ticket) => answer(&client, ticket).await,
         Err(error) => {
+            if let Ok(caller) = &admitted {
+                caller.count_refused(relay);
+            }
             discard(&parts.headers, body);
             let endpoint = paths::endpoint(method.as_str(), path).unwrap_or(Endpoint::Other);
             let outcome = Outcome::of_error(error.kind());
@@ -87,13 +95,12 @@ async fn serve(relay: &Arc<Relay>, request: Request<Body>, response_id: Option<&
 
 async fn prepare(
     relay: &Arc<Relay>,
+    caller: &Caller,
     (client, trace): (&Client, Option<&Arc<RequestTrace>>),
     parts: &Parts,
-    body: &mut Body,
-    response_id: Option<&str>,
+    (body, response_id): (&mut Body, Option<&str>),
 ) -> Result<Ticket, ApiError> {
     let received_at = Instant::now();
-    let caller = admit(relay, parts)?;
     let lease = caller.lease()?;
     let endpoint = paths::endpoint(parts.method.as_str(), parts.uri.path());
     if response_id.is_some() && endpoint.is_none() {
@@ -103,8 +110,8 @@ async fn prepare(
     let mut body = read_body(relay, endpoint, caller.holder(relay, parts), (&parts.headers, body)).await?;
     let read_at = Instant::now();
     let Routing { route, allowed, pin, conversation, is_streaming } = match response_id {
-        Some(id) => route_by_response_id(relay, &caller, parts, id).await?,
-        None => route_by_model(relay, &caller, (parts, trace), (endpoint, &mut body)).await?,
+        Some(id) => route_by_response_id(relay, caller, parts, id).await?,
+        None => route_by_model(relay, caller, (parts, trace), (endpoint, &mut body)).await?,
     };
     let method = if parts.method == Method::GET { "GET" } else { "POST" };
     let config = relay.shared.config.load();

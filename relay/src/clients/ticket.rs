@@ -4,35 +4,43 @@
 //! with it. It also counts and logs the request once, however it ended.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use modelrelay_protocol::error::ApiError;
+use modelrelay_protocol::event_stream::DataLines;
 use modelrelay_protocol::limits::MAX_MODEL_CHARS;
 use modelrelay_protocol::names::printable;
 
 use crate::dispatch::{CancelReason, Decision};
-use crate::keys::KeyLease;
+use crate::keys::{Key, KeyLease};
 use crate::provider::Provider;
 use crate::provider::request::{CLIENT_CLOSED_REQUEST, Progress, RequestRecord, TraceEnd};
 use crate::system::unix_time::unix_millis;
 use crate::telemetry::journal::PER_REQUEST;
 use crate::telemetry::metrics::{Outcome, RequestEnd, RequestSeries};
 use crate::telemetry::request_journal::RequestLine;
+use crate::telemetry::usage::{OTHER, RowKey};
+use usage::RequestUsage;
+
+mod usage;
 
 /// The ticket of one request.
 pub struct Ticket {
     provider: Arc<Provider>,
     record: Arc<RequestRecord>,
     series: Arc<RequestSeries>,
+    /// The model as workers list it, if one does.
+    model: Option<Arc<str>>,
     read_at: Instant,
     status: Option<u16>,
     first_byte_at: Option<Instant>,
     last_byte_at: Option<Instant>,
     bytes: u64,
+    data_lines: DataLines,
     delivered: bool,
     /// Why the response was aborted.
     broken: Option<Outcome>,
-    _lease: Option<KeyLease>,
+    lease: Option<KeyLease>,
 }
 
 impl Ticket {
@@ -50,14 +58,16 @@ impl Ticket {
             provider,
             record,
             series,
+            model,
             read_at,
             status: None,
             first_byte_at: None,
             last_byte_at: None,
             bytes: 0,
+            data_lines: DataLines::default(),
             delivered: false,
             broken: None,
-            _lease: lease,
+            lease,
         }
     }
 
@@ -83,9 +93,12 @@ impl Ticket {
     }
 
     /// Records bytes of the response that are sent to the client.
-    pub fn mark_bytes(&mut self, bytes: usize, is_event_stream: bool) {
+    pub fn mark_bytes(&mut self, bytes: &[u8], is_event_stream: bool) {
         let now = Instant::now();
-        self.bytes += bytes as u64;
+        self.bytes += bytes.len() as u64;
+        if is_event_stream {
+            self.data_lines.follow(bytes);
+        }
         if self.first_byte_at.is_none() {
             self.first_byte_at = Some(now);
             self.series.first_byte_sent(now - self.record.received_at);
@@ -182,6 +195,32 @@ impl Ticket {
         });
     }
 
+    fn count_usage(&self, outcome: Outcome, received: u64, progress: &Progress) {
+        let (record, shared) = (&self.record, &self.provider.shared);
+        let usage = RequestUsage {
+            outcome,
+            status: self.status,
+            endpoint: record.endpoint,
+            request_bytes: record.body.len() as u64,
+            response_bytes: received,
+            sent_bytes: self.bytes,
+            data_lines: self.data_lines.count(),
+            progress,
+        };
+        let (sums, key) = (usage.sums(), self.lease.as_ref().map(KeyLease::key));
+        let model = match &self.model {
+            Some(model) => Arc::clone(model),
+            // A worker has listed it since.
+            None if progress.attempts > 0 => self.provider.counted_as(&record.model),
+            None => OTHER.into(),
+        };
+        let row = RowKey { key_id: key.map(Key::shared_id), model };
+        shared.usage.record(row, key.map(Key::name), &sums, SystemTime::now());
+        if let Some(key) = key {
+            shared.metrics.key_used(key.name(), progress.token_counts, sums.slot_time);
+        }
+    }
+
     fn end_trace(&self, outcome: Outcome, code: u16, progress: &Progress, came_at: Option<Instant>) {
         let record = &self.record;
         let Some(trace) = &record.trace else { return };
@@ -203,7 +242,7 @@ impl Ticket {
 impl Drop for Ticket {
     fn drop(&mut self) {
         let duration = self.record.received_at.elapsed();
-        let (end, _, came_at) = self.record.exchange.summary();
+        let (end, received, came_at) = self.record.exchange.summary();
         let (outcome, code) = self.outcome(end.as_ref());
         self.record.exchange.close();
         // The worker's session is about to report a complete response as such; its worker, which has no part in it any
@@ -215,7 +254,8 @@ impl Drop for Ticket {
         self.series.finished(RequestEnd { outcome, code, stream, duration });
         let metrics = &self.provider.shared.metrics;
         metrics.response_body_sent(self.record.endpoint, self.bytes);
-        let progress = self.record.progress().clone();
+        let mut progress = self.record.progress().clone();
+        progress.end_attempt(Instant::now());
         if let Some(tokens) = progress.token_counts {
             let writing = self.first_byte_at.zip(self.last_byte_at).map(|(first, last)| last - first);
             self.series.tokens_used(tokens, writing);
@@ -226,6 +266,7 @@ impl Drop for Ticket {
         }
         self.log(outcome, code, duration);
         self.journal(outcome, duration, &progress);
+        self.count_usage(outcome, received, &progress);
         self.end_trace(outcome, code, &progress, came_at);
     }
 }

@@ -73,7 +73,9 @@ impl Provider {
         {
             let mut progress = record.progress();
             progress.worker = Some(Arc::clone(&link.info.name));
-            progress.dispatched_at = Some(Instant::now());
+            let now = Instant::now();
+            progress.dispatched_at = Some(now);
+            progress.slot_since = Some(now);
             progress.waiting_since = None;
             progress.queue_wait += waited;
             progress.attempts = attempt;
@@ -200,9 +202,10 @@ impl Provider {
         let Some(record) = state.requests.get(&request) else { return };
         record.exchange.detach(attempt);
         {
-            let mut progress = record.progress();
+            let (mut progress, now) = (record.progress(), Instant::now());
+            progress.end_attempt(now);
             progress.dispatched_at = None;
-            progress.waiting_since = Some(Instant::now());
+            progress.waiting_since = Some(now);
         }
         if let Some(trace) = &record.trace {
             trace.requeue(label.as_str());
@@ -233,6 +236,9 @@ impl Provider {
 
     fn forget(&self, state: &mut ProviderCore, request: RequestKey) -> Option<Arc<RequestRecord>> {
         let record = state.requests.remove(&request);
+        if let Some(record) = &record {
+            record.progress().end_attempt(Instant::now());
+        }
         self.shared.progress.notify_waiters();
         if state.deleted && state.requests.is_empty() {
             self.timer.notify_one();

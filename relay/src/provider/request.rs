@@ -88,6 +88,10 @@ pub struct Progress {
     pub waiting_since: Option<Instant>,
     /// The number of attempts.
     pub attempts: u32,
+    /// The time for which earlier attempts held slots of workers.
+    pub slot_time: Duration,
+    /// The beginning of the present attempt, which holds a slot.
+    pub slot_since: Option<Instant>,
     /// Why its last attempt went to its worker.
     pub decision: Option<Decision>,
     /// The token counts from the backend.
@@ -100,6 +104,13 @@ impl Progress {
         let decision = self.decision?;
         let (name, reason) = (decision.as_str(), decision.reason());
         Some(if reason.is_empty() { name.to_owned() } else { format!("{name}: {reason}") })
+    }
+
+    /// Ends an attempt: its slot is free. Has no effect without one.
+    pub fn end_attempt(&mut self, now: Instant) {
+        if let Some(since) = self.slot_since.take() {
+            self.slot_time += now.saturating_duration_since(since);
+        }
     }
 
     /// Ends a wait without a dispatch, and adds it to the total.

@@ -15,6 +15,7 @@ use crate::provider::operations::Operations;
 use crate::settings::config::Config;
 use crate::telemetry::metrics::Metrics;
 use crate::telemetry::request_journal::RequestJournal;
+use crate::telemetry::usage::UsageLedger;
 
 /// The progress of the process towards its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -48,6 +49,8 @@ pub struct Shared {
     pub traces: Option<Traces>,
     /// The journal of finished requests.
     pub request_journal: RequestJournal,
+    /// The sums per API key, model and day.
+    pub usage: UsageLedger,
     /// Random per process.
     pub relay_id: String,
     /// When the process started.
@@ -68,7 +71,7 @@ impl Shared {
         config: Config,
         metrics: Arc<Metrics>,
         traces: Option<Traces>,
-        request_journal: RequestJournal,
+        (request_journal, usage): (RequestJournal, UsageLedger),
         relay_id: String,
     ) -> Arc<Self> {
         Arc::new(Self {
@@ -79,6 +82,7 @@ impl Shared {
             metrics,
             traces,
             request_journal,
+            usage,
             relay_id,
             started_at: Instant::now(),
             progress: Notify::new(),

@@ -14,15 +14,14 @@ use crate::settings::cli::Args;
 use crate::settings::config::Config;
 use crate::telemetry::metrics::Metrics;
 use crate::telemetry::request_journal::RequestJournal;
+use crate::telemetry::usage::UsageLedger;
 
 fn provider() -> Arc<Provider> {
     let args = <Args as clap::Parser>::parse_from(["modelrelay-relay", "--worker-secret", "0123456789abcdef"]);
     let config = Config::from_args(&args).expect("valid");
     let provider = config.providers[0].clone();
-    Provider::start(
-        provider,
-        Shared::new(config, Arc::new(Metrics::new()), None, RequestJournal::default(), "relay".to_owned()),
-    )
+    let records = (RequestJournal::default(), UsageLedger::in_memory(1));
+    Provider::start(provider, Shared::new(config, Arc::new(Metrics::new()), None, records, "relay".to_owned()))
 }
 
 /// Adds a link of the single process, which serves `m`.

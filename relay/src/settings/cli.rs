@@ -16,7 +16,9 @@ use modelrelay_protocol::limits;
 
 use crate::kubernetes::identity::ServiceAccount;
 use crate::settings::commands::Command;
-use crate::settings::config::{AllowedOrigins, CacheIsolation, MAX_HOMES, MAX_QUEUE_LEN, Placement, RawAliases};
+use crate::settings::config::{
+    AllowedOrigins, CacheIsolation, MAX_HOMES, MAX_QUEUE_LEN, Placement, RawAliases, USAGE_DAYS,
+};
 use crate::telemetry::log::{LogFilter, LogFormat};
 
 mod error;
@@ -200,6 +202,15 @@ pub struct Args {
     /// Size at which the request journal is moved to a second file with the ending .1, which is overwritten.
     #[arg(long, env = "REQUEST_JOURNAL_BYTES", value_name = "SIZE", default_value = "64Mi", value_parser = values::journal_size)]
     pub request_journal_bytes: u64,
+
+    /// File that stores the sums of requests, tokens and times per API key, model and day; empty for none. [default:
+    /// modelrelay-usage.jsonl next to API_KEYS_FILE if that is set, without API_KEYS_SECRET; else none]
+    #[arg(long, env = "USAGE_FILE", value_name = "FILE", value_parser = values::optional_path)]
+    pub usage_file: Option<OptionalPath>,
+
+    /// Number of days for which usage is kept, including the present one.
+    #[arg(long, env = "USAGE_DAYS", value_name = "DAYS", default_value_t = USAGE_DAYS, value_parser = values::usage_days)]
+    pub usage_days: u32,
 
     /// Require an API key on every client route.
     #[arg(long, alias = "modelrelay-require-api-keys", env = "MODELRELAY_REQUIRE_API_KEYS", value_name = "BOOL", default_value = "false", num_args = 0..=1, default_missing_value = "true", value_parser = values::boolean)]

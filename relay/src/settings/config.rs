@@ -30,6 +30,7 @@ mod origins;
 mod placement;
 mod provider;
 mod raw;
+mod usage;
 mod validate;
 
 use model_names::{NamePlaces, RawModelNames};
@@ -39,6 +40,7 @@ pub use model_names::{ModelNames, RawAliases};
 pub use origins::AllowedOrigins;
 pub use placement::{CacheIsolation, MAX_HOMES, MOST_HOMES, Placement, PlacementConfig};
 pub use provider::{CatalogueModel, MAX_QUEUE_LEN, ProviderConfig, WorkerSecret};
+pub use usage::{MOST_USAGE_DAYS, USAGE_DAYS, UsageSettings};
 
 /// The most models that a provider may let one worker advertise.
 pub const MAX_MODELS_PER_WORKER: usize = modelrelay_protocol::limits::MAX_ADVERTISED_MODELS;
@@ -79,6 +81,8 @@ pub struct Config {
     pub audit_log_file: Option<PathBuf>,
     /// The file to which the metadata of finished requests is written, if any.
     pub request_journal: Option<RequestJournalFile>,
+    /// The usage ledger.
+    pub usage: UsageSettings,
     /// True if every client route requires an API key.
     pub require_api_keys: bool,
     /// The storage of API keys.
@@ -342,6 +346,7 @@ fn relay_wide(args: &Args) -> Result<Config, ConfigError> {
         admin_token: credentials::admin_token(args)?,
         audit_log_file: args.audit_log_file.as_ref().and_then(|path| path.0.clone()),
         request_journal: request_journal(args),
+        usage: UsageSettings::of(args),
         require_api_keys: args.require_api_keys,
         api_keys: key_storage(args)?,
         revoked_keys_kept: days(args.revoked_keys_kept_days),

@@ -1,4 +1,4 @@
-//! A file of lines that is only appended to: the audit log and the request journal.
+//! A file of lines that is only appended to: the audit log, the request journal and the usage ledger.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -26,6 +26,14 @@ impl AppendFile {
     /// Opens or creates a file of at most `limit` bytes. It is moved to a second file of that size, which is overwritten.
     pub(super) fn open_limited(path: PathBuf, limit: u64) -> io::Result<Self> {
         Ok(Self { limit: Some(limit), ..Self::open(path)? })
+    }
+
+    /// Makes everything that was written survive a failure of the machine, if the kind of file allows that.
+    pub(super) fn sync(&self) -> io::Result<()> {
+        match self.file.sync_data() {
+            Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok(()),
+            synced => synced,
+        }
     }
 
     /// The path.
@@ -130,6 +138,7 @@ mod tests {
         fs::write(&path, "one\ntw").unwrap();
         let mut file = AppendFile::open(path.clone()).unwrap();
         file.write(b"three\n").unwrap();
+        file.sync().unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), "one\ntw\nthree\n");
     }
 

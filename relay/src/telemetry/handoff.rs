@@ -29,6 +29,12 @@ struct HandoffState<T> {
 }
 
 impl<T> Handoff<T> {
+    /// Hands over changes of this content from now on.
+    pub(super) fn new(content: T) -> Self {
+        let state = HandoffState { content, is_due: false, is_idle: false, is_closed: false };
+        Self { state: Mutex::new(state), changed: Condvar::new() }
+    }
+
     /// Makes a change that the thread has to write. Returns false after the end, or if `change` does, which must not have changed
     /// anything then.
     pub(super) fn change(&self, change: impl FnOnce(&mut T) -> bool) -> bool {
@@ -45,6 +51,16 @@ impl<T> Handoff<T> {
         true
     }
 
+    /// Reads the content.
+    pub(super) fn read<R>(&self, read: impl FnOnce(&T) -> R) -> R {
+        read(&self.lock().content)
+    }
+
+    /// Takes a part of the content now.
+    pub(super) fn take<R>(&self, take: impl FnOnce(&mut T) -> R) -> R {
+        take(&mut self.lock().content)
+    }
+
     /// Waits for a change, then for further ones for this time, and takes a part of the content. Returns `None` after the end,
     /// when nothing has changed since the last call.
     pub(super) fn next<R>(&self, collect: Duration, take: impl FnOnce(&mut T) -> R) -> Option<R> {
@@ -58,6 +74,12 @@ impl<T> Handoff<T> {
         let collected = self.changed.wait_timeout_while(state, collect, |state| !state.is_closed);
         let (mut state, _) = collected.unwrap_or_else(PoisonError::into_inner);
         std::mem::take(&mut state.is_due).then(|| take(&mut state.content))
+    }
+
+    /// Lets the thread take a part of the content again, although nothing has changed; not after the end.
+    pub(super) fn call_again(&self) {
+        let mut state = self.lock();
+        state.is_due |= !state.is_closed;
     }
 
     /// Ends it: changes until now are still taken.

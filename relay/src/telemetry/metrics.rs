@@ -1,7 +1,8 @@
 //! The relay's metrics: names and labels in one place, typed handles for all other modules.
 //!
 //! Labels are bounded. A `model` is always one that is registered or aliased, else `unknown`, because clients choose that
-//! string; endpoints, outcomes and reasons are enums; no histogram has a worker label; no label contains a key. Events are
+//! string; endpoints, outcomes and reasons are enums; no histogram has a worker label; no label contains a key's
+//! secret, and at most 200 keys have series. Events are
 //! counted where they happen, through handles that are looked up once ([`ProviderSeries`], [`RequestSeries`]). State
 //! (depths, workers, slots) is not mirrored: a [`StateSource`] provides it at scrape time, so that it cannot drift, and a
 //! worker or provider that is gone has no series.
@@ -11,12 +12,14 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 use modelrelay_platform::log;
+use modelrelay_protocol::message::TokenCounts;
 use modelrelay_protocol::paths::Endpoint;
 use modelrelay_traces::Loss;
 use prometheus::proto::MetricFamily;
 use prometheus::{Encoder, TextEncoder};
 
 mod families;
+mod keys;
 mod labels;
 mod mapping;
 mod process;
@@ -132,6 +135,16 @@ impl Metrics {
     #[cfg(test)]
     pub fn journal_lines_lost_so_far(&self) -> u64 {
         self.families.journal_lines_lost.get()
+    }
+
+    /// Counts a write of the usage file that failed.
+    pub fn usage_write_failed(&self) {
+        self.families.usage_write_failures.inc();
+    }
+
+    /// Counts the tokens and the slot time of a request of the API key with this name.
+    pub fn key_used(&self, name: &str, tokens: Option<TokenCounts>, slot_time: Duration) {
+        self.families.keys.used(name, tokens, slot_time);
     }
 
     /// Counts spans that the collector of traces did not receive.

@@ -159,6 +159,17 @@ impl Relay {
     pub async fn restart(mut self) -> Self {
         self.process.terminate().await;
         self.process.wait_exit().await;
+        self.start_again().await
+    }
+
+    /// Kills it and starts it again in the same folder, on a new port.
+    pub async fn restart_after_kill(mut self) -> Self {
+        self.process.kill().await;
+        self.process.wait_exit().await;
+        self.start_again().await
+    }
+
+    async fn start_again(mut self) -> Self {
         self.process = self.spawn.clone().working_dir(self.dir.path()).start();
         self.addr = listener(self.process.log(), "").await;
         self.wait_until_alive().await;
@@ -338,7 +349,7 @@ impl Relay {
 impl Drop for Relay {
     /// Searches the files that it wrote into its folder, such as keys and the audit log, for secrets too.
     fn drop(&mut self) {
-        for name in ["audit.jsonl", "modelrelay-keys.json", "requests.jsonl"] {
+        for name in ["audit.jsonl", "modelrelay-keys.json", "modelrelay-usage.jsonl", "requests.jsonl", "usage.jsonl"] {
             if let Ok(text) = std::fs::read_to_string(self.dir.path().join(name))
                 && !std::thread::panicking()
             {

@@ -416,6 +416,8 @@ fn relay_arguments(plan: &Plan, keys: &str) -> Vec<String> {
     set("worker-secret", secrets::WORKER_SECRET.to_owned());
     set("admin-token", secrets::ADMIN_TOKEN.to_owned());
     set("api-keys-file", keys.to_owned());
+    // A thread of its own would write it, and a simulation has one thread.
+    set("usage-file", String::new());
     set("require-api-keys", (!plan.keys.is_empty()).to_string());
     set("heartbeat-interval", "1".to_owned());
     set("max-queue-len", settings.queue_len.to_string());

@@ -11,7 +11,7 @@ use modelrelay_protocol::units::{MAX_DURATION, MIN_DURATION, parse_duration_or_z
 
 use super::{Accounts, Names, OptionalAddr, OptionalPath, OptionalText, Proxies};
 use crate::http::base_path;
-use crate::settings::config::{CacheIsolation, MOST_HOMES, Placement, RawAliases};
+use crate::settings::config::{CacheIsolation, MOST_HOMES, MOST_USAGE_DAYS, Placement, RawAliases};
 use crate::telemetry::log::{LogFilter, LogFormat};
 
 type AllowedValues = String;
@@ -119,6 +119,10 @@ pub(super) fn models_per_worker(text: &str) -> Result<usize, AllowedValues> {
 
 pub(super) fn connections(text: &str) -> Result<usize, AllowedValues> {
     integer(text, 1, 1_000_000)
+}
+
+pub(super) fn usage_days(text: &str) -> Result<u32, AllowedValues> {
+    integer(text, 1, MOST_USAGE_DAYS)
 }
 
 pub(super) fn relay_count(text: &str) -> Result<u32, AllowedValues> {

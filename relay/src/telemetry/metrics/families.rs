@@ -4,9 +4,10 @@ use std::collections::HashMap;
 
 use prometheus::core::{Collector, MetricVec, MetricVecBuilder};
 use prometheus::{
-    GaugeVec, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
+    CounterVec, GaugeVec, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
 };
 
+use super::keys::KeyFamilies;
 use super::process::ProcessGauges;
 use super::state::StateGauges;
 
@@ -44,6 +45,8 @@ pub(super) struct Families {
     pub(super) auth_failures: IntCounterVec,
     pub(super) audit_lost: IntCounter,
     pub(super) journal_lines_lost: IntCounter,
+    pub(super) usage_write_failures: IntCounter,
+    pub(super) keys: KeyFamilies,
     pub(super) log_lines_dropped: IntCounter,
     /// Without a sample if no traces are exported.
     pub(super) spans_dropped: IntCounterVec,
@@ -153,6 +156,12 @@ impl Families {
                 "request_journal_lines_lost_total",
                 "Finished requests that could not be written to REQUEST_JOURNAL_FILE.",
             ),
+            usage_write_failures: int_counter(
+                &registry,
+                "usage_write_failures_total",
+                "Failed writes of USAGE_FILE; the sums are written later.",
+            ),
+            keys: KeyFamilies::new(&registry),
             spans_dropped: counter(
                 "trace_spans_dropped_total",
                 "Trace spans not delivered to the collector.",
@@ -233,6 +242,10 @@ pub(super) fn counter_vec(registry: &Registry, name: &str, help: &str, labels: &
 
 fn int_counter(registry: &Registry, name: &str, help: &str) -> IntCounter {
     registered(registry, IntCounter::new(format!("{PREFIX}{name}"), help))
+}
+
+pub(super) fn float_counter_vec(registry: &Registry, name: &str, help: &str, labels: &[&str]) -> CounterVec {
+    registered(registry, CounterVec::new(Opts::new(format!("{PREFIX}{name}"), help), labels))
 }
 
 pub(super) fn gauge_vec(registry: &Registry, name: &str, help: &str, labels: &[&str]) -> IntGaugeVec {

@@ -2,8 +2,9 @@
 //! label.
 
 use modelrelay_protocol::error::ErrorKind;
+use modelrelay_protocol::message::TokenCounts;
 
-use super::labels::{Outcome, RequeueReason, Stage};
+use super::labels::{Outcome, RequeueReason, Stage, TokenKind};
 use crate::dispatch;
 
 impl Outcome {
@@ -54,6 +55,17 @@ impl Outcome {
             400..=499 => Self::ClientError,
             500.. => Self::UpstreamError,
         }
+    }
+}
+
+impl TokenKind {
+    /// The counts of each kind.
+    pub fn counts(tokens: &TokenCounts) -> [(Self, u64); 3] {
+        [
+            (Self::Input, tokens.prompt_tokens),
+            (Self::Output, tokens.completion_tokens),
+            (Self::CachedInput, tokens.cached_tokens.unwrap_or(0)),
+        ]
     }
 }
 

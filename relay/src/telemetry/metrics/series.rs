@@ -234,12 +234,7 @@ impl RequestSeries {
         if self.is_retired() {
             return;
         }
-        let kinds = [
-            (TokenKind::Input, tokens.prompt_tokens),
-            (TokenKind::Output, tokens.completion_tokens),
-            (TokenKind::CachedInput, tokens.cached_tokens.unwrap_or(0)),
-        ];
-        for (kind, count) in kinds.into_iter().filter(|(_, count)| *count > 0) {
+        for (kind, count) in TokenKind::counts(&tokens).into_iter().filter(|(_, count)| *count > 0) {
             self.stats.tokens_used(kind, count);
             self.families.tokens.with_label_values(&[&*self.provider, &self.model, kind.as_str()]).inc_by(count);
         }

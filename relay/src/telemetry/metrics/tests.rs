@@ -59,6 +59,8 @@ fn busy() -> Metrics {
     metrics.overhead_observed(Endpoint::ChatCompletions, Duration::from_micros(200));
     metrics.client_retried(ClientKind::OpenAi);
     metrics.login_failed(Realm::Worker);
+    metrics.key_used("laptop", Some(tokens), Duration::from_millis(1500));
+    metrics.usage_write_failed();
     metrics.config_loaded("abc");
     metrics
 }
@@ -87,7 +89,7 @@ fn scrape_has_every_metric_of_contract() {
         queued_bytes requests_in_flight homes placement_total worker_backlog_bytes requeues_total cancellations_total client_retries_total tokens_total request_body_bytes \
         response_body_bytes workers worker_slots model_workers worker_connections_total worker_disconnects_total \
         worker_heartbeat_rtt_seconds worker_last_heartbeat_timestamp_seconds auth_failures_total relay_overhead_seconds config_info \
-        config_last_reload_successful api_keys_last_reload_successful buffered_bytes buffered_bytes_limit worker_grants build_info";
+        config_last_reload_successful api_keys_last_reload_successful buffered_bytes buffered_bytes_limit worker_grants key_tokens_total key_slot_seconds_total usage_write_failures_total build_info";
     for name in names.split_whitespace() {
         assert!(line(&text, &format!("# TYPE modelrelay_{name} ")).is_some(), "{name} is missing");
     }
@@ -120,8 +122,26 @@ fn events_are_counted_under_their_labels() {
     ] {
         assert_eq!(value(series), Some("1"), "{series}");
     }
+    assert_eq!(value(r#"key_tokens_total{key="laptop",type="cached_input"}"#), Some("2"));
+    assert_eq!(value(r#"key_slot_seconds_total{key="laptop"}"#), Some("1.5"));
     assert_eq!(value(r#"tokens_total{model="m",provider="local",type="output"}"#), Some("5"));
     assert_eq!(value(r#"time_per_output_token_seconds_sum{model="m",provider="local"}"#), Some("0.25"));
+}
+
+#[test]
+fn keys_beyond_two_hundred_names_are_other() {
+    let metrics = Metrics::new();
+    for number in (0..205).chain([0, 204]) {
+        metrics.key_used(&format!("key {number}"), None, Duration::from_secs(1));
+    }
+    let text = metrics.render(&state(Vec::new()));
+    let series = text.lines().filter(|line| line.starts_with("modelrelay_key_slot_seconds_total{"));
+    assert_eq!(series.count(), 201);
+    let value = |key: &str| line(&text, &format!("modelrelay_key_slot_seconds_total{{key=\"{key}\"}} "));
+    assert_eq!(
+        [value("key 0"), value("key 199"), value("other"), value("key 200")],
+        [Some("2"), Some("1"), Some("6"), None]
+    );
 }
 
 #[test]

@@ -59,6 +59,7 @@ mod stored_responses;
 mod streams;
 mod timeouts;
 mod tls;
+mod usage;
 mod worker_errors;
 mod worker_tokens;
 mod worker_tokens_faults;

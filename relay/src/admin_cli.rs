@@ -2,6 +2,7 @@
 
 mod api;
 mod tables;
+mod usage;
 
 use std::io::{self, IsTerminal, Write};
 use std::time::Duration;
@@ -48,6 +49,10 @@ pub async fn run(command: Command) -> Result<(), AdminCliError> {
             print_output(relay.output, &answer, || tables::keys(&answer))
         }
         Command::Keys { change: Some(change), .. } => change_keys(change).await,
+        Command::Usage { relay, wanted, output } => {
+            let answer = usage::read(&Api::at(&relay)?, &wanted).await?;
+            print(&usage::shown(&answer, &wanted, output))
+        }
         Command::Drain { relay, worker, no_wait } => drain(&relay, &worker, no_wait).await,
     }
 }
@@ -143,11 +148,18 @@ fn list<'a>(value: &'a Value, name: &str) -> &'a [Value] {
 }
 
 fn print_output(output: OutputFormat, answer: &Value, table: impl FnOnce() -> String) -> Result<(), AdminCliError> {
-    let text = match output {
-        OutputFormat::Json if io::stdout().is_terminal() => format!("{answer:#}\n"),
-        OutputFormat::Json => format!("{answer}\n"),
+    print(&match output {
+        OutputFormat::Json => json_text(answer),
         OutputFormat::Table => table(),
-    };
+    })
+}
+
+/// The JSON of a response, indented for a terminal.
+fn json_text(answer: &Value) -> String {
+    if io::stdout().is_terminal() { format!("{answer:#}\n") } else { format!("{answer}\n") }
+}
+
+fn print(text: &str) -> Result<(), AdminCliError> {
     match io::stdout().write_all(text.as_bytes()) {
         // The reader of a pipe may close it before the end of the output.
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {

@@ -6,12 +6,12 @@ use std::time::Duration;
 use http::{Method, StatusCode};
 use modelrelay_protocol::names::marked;
 use modelrelay_protocol::proxies::{PROXY_FORM, ProxyVariable, ProxyVariables};
-use reqwest::{Certificate, Client, Proxy, Url};
+use reqwest::{Certificate, Client, Proxy, RequestBuilder, Url};
 use serde_json::Value;
 
 use super::AdminCliError;
 use crate::settings::admin_token;
-use crate::settings::commands::RelayAccess;
+use crate::settings::commands::{RelayAccess, RelayAddress};
 
 /// The timeout of a request; a running relay responds at once.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -26,6 +26,10 @@ pub(super) struct Api {
 
 impl Api {
     pub(super) fn new(relay: &RelayAccess) -> Result<Self, AdminCliError> {
+        Self::at(&relay.address)
+    }
+
+    pub(super) fn at(relay: &RelayAddress) -> Result<Self, AdminCliError> {
         let url = Url::parse(&relay.url).ok().filter(|url| matches!(url.scheme(), "http" | "https"));
         let url = url.ok_or_else(|| {
             AdminCliError(format!(
@@ -58,20 +62,37 @@ impl Api {
         self.call(Method::GET, path, None).await
     }
 
+    /// Returns the response's JSON for a path with these parameters; absent ones are left out.
+    pub(super) async fn query(&self, path: &str, query: &[(&str, Option<&str>)]) -> Result<Value, AdminCliError> {
+        let mut url = self.url_of(path);
+        for (name, value) in query.iter().filter_map(|(name, value)| Some((name, (*value)?))) {
+            url.query_pairs_mut().append_pair(name, value);
+        }
+        self.send(self.client.get(url)).await
+    }
+
     /// Returns the response's JSON; null if it has none.
     pub(super) async fn call(&self, method: Method, path: &str, body: Option<&Value>) -> Result<Value, AdminCliError> {
-        let mut url = self.url.clone();
-        url.set_path(&format!("{}{path}", self.url.path().trim_end_matches('/')));
-        let mut request = self.client.request(method, url).bearer_auth(&self.token);
+        let mut request = self.client.request(method, self.url_of(path));
         if let Some(body) = body {
             request = request.header("content-type", "application/json").body(body.to_string());
         }
+        self.send(request).await
+    }
+
+    fn url_of(&self, path: &str) -> Url {
+        let mut url = self.url.clone();
+        url.set_path(&format!("{}{path}", self.url.path().trim_end_matches('/')));
+        url
+    }
+
+    async fn send(&self, request: RequestBuilder) -> Result<Value, AdminCliError> {
         let unreached = |error: reqwest::Error| {
             let (url, error) = (&self.url, in_full(&error));
             let way = self.proxy.as_ref().map(|name| format!(" through the proxy in {name}")).unwrap_or_default();
             AdminCliError(format!("cannot reach the relay at {url}{way}: {error}; check the address (--url)"))
         };
-        let response = request.send().await.map_err(unreached)?;
+        let response = request.bearer_auth(&self.token).send().await.map_err(unreached)?;
         let status = response.status();
         let text = response.text().await.map_err(unreached)?;
         let answer: Value = serde_json::from_str(&text).unwrap_or_default();
@@ -95,7 +116,7 @@ fn proxy(variable: &ProxyVariable) -> Result<Proxy, AdminCliError> {
     proxy.ok_or_else(|| AdminCliError(format!("{}: {PROXY_FORM}", variable.name)))
 }
 
-fn token(relay: &RelayAccess) -> Result<String, AdminCliError> {
+fn token(relay: &RelayAddress) -> Result<String, AdminCliError> {
     match (&relay.token_file, &relay.token) {
         (Some(file), _) => {
             let token = admin_token::read(file).map_err(|why| {

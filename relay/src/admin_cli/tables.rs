@@ -145,7 +145,7 @@ pub(super) fn keys(answer: &Value) -> String {
     table(&["KEY", "NAME", "STATE", "LAST USED", "IN FLIGHT", "QUEUE", "EXPIRES"], rows)
 }
 
-fn table(names: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
+pub(super) fn table(names: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
     let rows: Vec<_> = rows.collect();
     let width = |column: usize| {
         let cells = rows.iter().map(|row| row[column].chars().count());
@@ -162,7 +162,7 @@ fn table(names: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
 
 /// Formats a value; null becomes a dash. Control characters are replaced, because names come from other machines and must not
 /// control the terminal.
-fn word(value: &Value) -> String {
+pub(super) fn word(value: &Value) -> String {
     match value {
         Value::String(text) => marked(text),
         Value::Null => "-".to_owned(),
@@ -170,7 +170,7 @@ fn word(value: &Value) -> String {
     }
 }
 
-fn cut(text: &str) -> String {
+pub(super) fn cut(text: &str) -> String {
     if text.chars().count() <= MAX_CELL {
         return word(&text.into());
     }
@@ -211,7 +211,7 @@ fn passed_since(value: &Value) -> Option<Duration> {
 }
 
 /// Rounds down to the two largest units.
-fn rounded(duration: Duration) -> String {
+pub(super) fn rounded(duration: Duration) -> String {
     let seconds = duration.as_secs();
     let whole = match seconds {
         0..3600 => Duration::from_secs(seconds),

@@ -45,6 +45,18 @@ pub enum Command {
         #[command(subcommand)]
         change: Option<KeyChange>,
     },
+    /// Show requests, tokens and times per API key
+    Usage {
+        /// Which relay.
+        #[command(flatten)]
+        relay: RelayAddress,
+        /// Which rows.
+        #[command(flatten)]
+        wanted: UsageArgs,
+        /// Output format
+        #[arg(long, short, value_enum, default_value = "table", value_name = "FORMAT")]
+        output: UsageFormat,
+    },
     /// Drain a worker and wait until it disconnects
     Drain {
         /// Which relay.
@@ -159,9 +171,43 @@ fn number_or_none(text: &str) -> Result<Value, String> {
     text.parse::<u32>().map(Value::from).map_err(|_| "a whole number, or none for no limit".to_owned())
 }
 
+/// The rows of the usage ledger to show.
+#[derive(Debug, Clone, Default, Args)]
+pub struct UsageArgs {
+    /// Only this API key, by its id or name [default: all]
+    #[arg(long, value_name = "KEY")]
+    pub key: Option<String>,
+    /// Only this model [default: all]
+    #[arg(long, value_name = "MODEL")]
+    pub model: Option<String>,
+    /// First day in UTC, such as 2026-11-01 [default: the oldest]
+    #[arg(long, value_name = "DAY")]
+    pub since: Option<String>,
+    /// Last day in UTC, which is included [default: the newest]
+    #[arg(long, value_name = "DAY")]
+    pub until: Option<String>,
+    /// One line of the table per day
+    #[arg(long)]
+    pub daily: bool,
+    /// One line of the table per model
+    #[arg(long)]
+    pub models: bool,
+}
+
 /// The relay to connect to, the credentials, and the output format.
 #[derive(Debug, Clone, Args)]
 pub struct RelayAccess {
+    /// Which relay.
+    #[command(flatten)]
+    pub address: RelayAddress,
+    /// Output format
+    #[arg(long, short, value_enum, default_value = "table", value_name = "FORMAT")]
+    pub output: OutputFormat,
+}
+
+/// The relay to connect to, and the credentials.
+#[derive(Debug, Clone, Args)]
+pub struct RelayAddress {
     /// URL of the relay's admin API
     #[arg(long, env = "MODELRELAY_URL", value_name = "URL", default_value = "http://127.0.0.1:8080")]
     pub url: String,
@@ -180,9 +226,6 @@ pub struct RelayAccess {
     /// Additional certificates to trust
     #[arg(long, env = "RELAY_CA_FILE", value_name = "FILE")]
     pub ca_file: Option<PathBuf>,
-    /// Output format
-    #[arg(long, short, value_enum, default_value = "table", value_name = "FORMAT")]
-    pub output: OutputFormat,
 }
 
 /// How an answer looks.
@@ -192,4 +235,15 @@ pub enum OutputFormat {
     Table,
     /// JSON of the admin API.
     Json,
+}
+
+/// How the usage looks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum UsageFormat {
+    /// Human-readable sums.
+    Table,
+    /// JSON of the admin API.
+    Json,
+    /// Every row, for spreadsheets.
+    Csv,
 }

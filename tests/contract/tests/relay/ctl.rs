@@ -134,6 +134,43 @@ async fn command_changes_and_removes_limits_of_key() {
 }
 
 #[tokio::test]
+async fn usage_is_printed_as_table_json_and_csv() {
+    let relay = Relay::builder().env("MODELRELAY_REQUIRE_API_KEYS", "true").start().await;
+    let mut worker = relay.core1_worker(&["m"], 4).await;
+    let key: Value =
+        serde_json::from_str(&output_of(&relay, &["keys", "create", "laptop", "-o", "json"]).await).unwrap();
+    let (id, secret) = (key["id"].as_str().unwrap(), key["secret"].as_str().unwrap());
+    relay.log().secrets().plant(secret);
+    let running = relay.begin(chat("m").bearer(secret));
+    let job = worker.expect_request().await;
+    worker.response_start(&job, 200, &[("content-type", "application/json")]).await;
+    worker.pieces(&job, b"{}").await;
+    worker.finish(&job).await;
+    let _ = running.reply().await.with_status(200);
+    let counted = async || relay.admin_json("/admin/usage").await["usage"] != serde_json::json!([]);
+    relay.eventually("the request is counted", counted).await;
+
+    let table = output_of(&relay, &["usage"]).await;
+    assert_eq!(line(&table, "laptop")[..9], ["laptop", id, "1", "0", "0", "0", "1", "0", "2"], "{table}");
+    assert!(table.contains("in memory only, since "), "{table}");
+    let table = output_of(&relay, &["usage", "--daily", "--models", "--key", "laptop", "--since", "2020-01-01"]).await;
+    assert_eq!(line(&table, "20")[1..5], ["laptop", id, "m", "1"], "{table}");
+    let none = output_of(&relay, &["usage", "--key", "a&b=c d"]).await;
+    assert!(none.starts_with("KEY") && !none.contains("laptop"), "{none}");
+    let json: Value = serde_json::from_str(&output_of(&relay, &["usage", "-o", "json"]).await).expect("JSON");
+    assert_eq!(json["usage"][0]["output_tokens"], 2);
+    let csv = output_of(&relay, &["usage", "-o", "csv"]).await;
+    let row = csv.lines().nth(1).expect("a row");
+    assert!(
+        csv.starts_with("day,key_id,key,model,answered,")
+            && row.contains(&format!(",{id},laptop,m,1,0,0,0,1,0,2,0,0,")),
+        "{csv}"
+    );
+    let message = failure(&run_command(&relay, &["usage", "--since", "yesterday"]).await);
+    assert!(message.contains("since must be a day in UTC, such as 2026-11-01"), "{message}");
+}
+
+#[tokio::test]
 async fn drain_waits_until_worker_is_gone() {
     let relay = Relay::start().await;
     let mut worker = relay.core1_worker(&["m"], 4).await;

@@ -1,4 +1,4 @@
-// Line charts of the last hour, in SVG. Values are read with the pointer, with the arrow keys, and in a table.
+// Line charts of the last hour, or of days, in SVG. Values are read with the pointer, with the arrow keys, and in a table.
 
 import { h, s, setAttribute, setHidden, setList, setText } from './dom.js';
 import { clockTime } from './format.js';
@@ -11,15 +11,28 @@ const SHORTEST_MS = 5 * MINUTE_MS;
 const ROWS = 12;
 
 /**
- * `series`: [{name, tone, value(point), format}]; `options`: {empty, floor}: the text shown without data, and the lowest upper end of the
- * axis, so that a single request does not look like a peak.
+ * `series`: [{name, tone, value(point), format}]; `options`: {empty, floor, scale}: the text shown without data, the lowest upper end of the
+ * axis, so that a single request does not look like a peak, and the time axis, by default the last hour.
  */
 export function lineChart(title, series, options = {}) {
   const chart = new Chart(title, series, options);
   return { node: chart.node, update: (points, interval) => chart.update(points, interval) };
 }
 
+/** The time axis of the last hour. */
+const HOUR = {
+  words: 'over the last hour',
+  now: () => 'now',
+  range: timeRange,
+  ticks: timeTicks,
+  label: clockTime,
+  moment: clockSeconds,
+  /** The number of points per row of the table: one row per five minutes. */
+  step: (interval) => Math.max(1, Math.round(LONGEST_MS / ROWS / interval)),
+};
+
 class Chart {
+  #scale;
   #series;
   #options;
   #points = [];
@@ -30,6 +43,7 @@ class Chart {
   constructor(title, series, options) {
     this.#series = series;
     this.#options = options;
+    this.#scale = options.scale ?? HOUR;
     this.title = title;
     this.#build();
     new ResizeObserver(() => this.#resized()).observe(this.plot);
@@ -46,7 +60,7 @@ class Chart {
     this.empty = h('p', { class: 'chart-empty', hidden: true }, this.#options.empty ?? 'No data in the last hour');
     this.plot = h(
       'div',
-      { class: 'plot', tabindex: '0', role: 'slider', 'aria-label': `${this.title}, over the last hour`, 'aria-valuemin': 0 },
+      { class: 'plot', tabindex: '0', role: 'slider', 'aria-label': `${this.title}, ${this.#scale.words}`, 'aria-valuemin': 0 },
       this.svg,
       this.empty,
     );
@@ -95,7 +109,7 @@ class Chart {
     const highest = Math.max(this.#options.floor ?? 1, ...rows.flat().filter((value) => value !== null));
     const ticks = niceTicks(highest);
     const right = this.#width - EDGE.right;
-    const range = timeRange(points[0]?.at ?? end, end);
+    const range = this.#scale.range(points[0]?.at ?? end, end);
     this.x = (at) => right - ((end - at) / range) * (right - EDGE.left);
     this.y = (value) => HEIGHT - EDGE.bottom - (value / ticks.at(-1)) * (HEIGHT - EDGE.bottom - EDGE.top);
     this.rows = rows;
@@ -113,8 +127,8 @@ class Chart {
   #drawGrid(ticks, end, range) {
     const format = this.#series[0].axis ?? this.#series[0].format;
     const marks = ticks.map((value) => ({ key: `y${value}`, y: this.y(value), text: format(value) }));
-    for (const at of timeTicks(end, range)) {
-      if (this.x(at) > EDGE.left + 12) marks.push({ key: `x${at}`, x: this.x(at), text: clockTime(at) });
+    for (const at of this.#scale.ticks(end, range)) {
+      if (this.x(at) > EDGE.left + 12) marks.push({ key: `x${at}`, x: this.x(at), text: this.#scale.label(at) });
     }
     setList(this.grid, marks, (mark) => mark.key, () => s('g', {}, s('line'), s('text')), (node, mark) => {
       const [line, text] = node.children;
@@ -191,9 +205,9 @@ class Chart {
       return known === null ? '–' : format(known);
     });
     words.forEach((text, n) => setText(this.values[n], text));
-    setText(this.when, index === null ? 'now' : clockSeconds(point.at));
+    setText(this.when, index === null ? this.#scale.now(point) : this.#scale.moment(point.at));
     setAttribute(this.plot, 'aria-valuenow', Math.max(0, i));
-    setAttribute(this.plot, 'aria-valuetext', point ? `${clockTime(point.at)}: ${this.#series.map(({ name }, n) => `${name} ${words[n]}`).join(', ')}` : 'no data yet');
+    setAttribute(this.plot, 'aria-valuetext', point ? `${this.#scale.label(point.at)}: ${this.#series.map(({ name }, n) => `${name} ${words[n]}`).join(', ')}` : 'no data yet');
     setAttribute(this.marks, 'visibility', index === null ? 'hidden' : 'visible');
     if (index !== null && this.x) this.#mark(i);
   }
@@ -208,10 +222,10 @@ class Chart {
     });
   }
 
-  // One row per five minutes, built only while the table is open.
+  // Built only while the table is open.
   #tabulate() {
     if (!this.details.open) return;
-    const step = Math.max(1, Math.round(LONGEST_MS / ROWS / this.#interval));
+    const step = this.#scale.step(this.#interval);
     const chosen = [];
     for (let i = this.#points.length - 1; i >= 0; i -= step) chosen.push(this.#points[i]);
     const cell = ({ value, format }, point) => {
@@ -221,8 +235,8 @@ class Chart {
     this.table.replaceChildren(h(
       'table',
       {},
-      h('thead', {}, h('tr', {}, h('th', { scope: 'col' }, 'Time'), this.#series.map(({ name }) => h('th', { scope: 'col' }, name)))),
-      h('tbody', {}, chosen.map((point) => h('tr', {}, h('th', { scope: 'row' }, clockTime(point.at)), this.#series.map((one) => cell(one, point))))),
+      h('thead', {}, h('tr', {}, h('th', { scope: 'col' }, this.#scale.column ?? 'Time'), this.#series.map(({ name }) => h('th', { scope: 'col' }, name)))),
+      h('tbody', {}, chosen.map((point) => h('tr', {}, h('th', { scope: 'row' }, this.#scale.label(point.at)), this.#series.map((one) => cell(one, point))))),
     ));
   }
 }

@@ -8,6 +8,7 @@ import { providersView } from './view-providers.js';
 import { queueView } from './view-queue.js';
 import { requestsView } from './view-requests.js';
 import { start } from './shell.js';
+import { usageView } from './view-usage.js';
 import { workerView } from './view-worker.js';
 import { workersView } from './view-workers.js';
 
@@ -19,6 +20,7 @@ const VIEWS = {
   providers: ['Providers', providersView],
   journal: ['Event log', journalView],
   keys: ['API keys', keysView],
+  usage: ['Usage', usageView],
 };
 
 let main;

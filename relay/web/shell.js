@@ -19,6 +19,7 @@ const NAVIGATION = [
     ['dashboard#/providers', 'providers', 'Providers'],
     ['dashboard#/journal', 'journal', 'Event log'],
     ['dashboard#/keys', 'keys', 'API keys'],
+    ['dashboard#/usage', 'usage', 'Usage'],
   ]],
   ['Get started', [
     ['setup', 'setup', 'Add a machine'],

@@ -5,7 +5,7 @@ import { Site } from './lib/site.js';
 
 const VIEWS = [
   ['#/', 'Overview'], ['#/workers', 'Workers'], ['#/queue', 'Queue'], ['#/requests', 'Requests'],
-  ['#/providers', 'Providers'], ['#/journal', 'Event log'], ['#/keys', 'API keys'],
+  ['#/providers', 'Providers'], ['#/journal', 'Event log'], ['#/keys', 'API keys'], ['#/usage', 'Usage'],
 ];
 
 let site;

@@ -50,6 +50,7 @@ static FILES: &[File] = files! {
     "/dashboard/assets/controls.css" => "controls.css", "text/css; charset=utf-8";
     "/dashboard/assets/copying.js" => "copying.js", "text/javascript; charset=utf-8";
     "/dashboard/assets/dashboard.js" => "dashboard.js", "text/javascript; charset=utf-8";
+    "/dashboard/assets/days.js" => "days.js", "text/javascript; charset=utf-8";
     "/dashboard/assets/dialogs.js" => "dialogs.js", "text/javascript; charset=utf-8";
     "/dashboard/assets/dom.js" => "dom.js", "text/javascript; charset=utf-8";
     "/dashboard/assets/early.js" => "early.js", "text/javascript; charset=utf-8";
@@ -82,12 +83,14 @@ static FILES: &[File] = files! {
     "/dashboard/assets/temporary-key.js" => "temporary-key.js", "text/javascript; charset=utf-8";
     "/dashboard/assets/theme.js" => "theme.js", "text/javascript; charset=utf-8";
     "/dashboard/assets/try-box.js" => "try-box.js", "text/javascript; charset=utf-8";
+    "/dashboard/assets/usage-sums.js" => "usage-sums.js", "text/javascript; charset=utf-8";
     "/dashboard/assets/view-journal.js" => "view-journal.js", "text/javascript; charset=utf-8";
     "/dashboard/assets/view-keys.js" => "view-keys.js", "text/javascript; charset=utf-8";
     "/dashboard/assets/view-overview.js" => "view-overview.js", "text/javascript; charset=utf-8";
     "/dashboard/assets/view-providers.js" => "view-providers.js", "text/javascript; charset=utf-8";
     "/dashboard/assets/view-queue.js" => "view-queue.js", "text/javascript; charset=utf-8";
     "/dashboard/assets/view-requests.js" => "view-requests.js", "text/javascript; charset=utf-8";
+    "/dashboard/assets/view-usage.js" => "view-usage.js", "text/javascript; charset=utf-8";
     "/dashboard/assets/view-worker.js" => "view-worker.js", "text/javascript; charset=utf-8";
     "/dashboard/assets/view-workers.js" => "view-workers.js", "text/javascript; charset=utf-8";
 };

@@ -13,8 +13,8 @@ const PROMPT = 'a prompt that no log may have';
 const PATIENCE_MS = 20_000;
 
 export class Site {
-  /** `relay` are variables of the relay, `config` is a relay.yaml. */
-  static async start(relay = {}, config = null) {
+  /** `relay` are variables of the relay, `config` is a relay.yaml, `files` are further files by name. */
+  static async start(relay = {}, config = null, files = {}) {
     const site = new Site();
     site.folder = mkdtempSync(path.join(tmpdir(), 'modelrelay-browser-'));
     site.programs = [];
@@ -27,6 +27,7 @@ export class Site {
       writeFileSync(path.join(site.folder, 'relay.yaml'), config);
       site.relayEnv.MODELRELAY_CONFIG = 'relay.yaml';
     }
+    for (const [name, text] of Object.entries(files)) writeFileSync(path.join(site.folder, name), text);
     await site.startRelay('127.0.0.1:0');
     return site;
   }

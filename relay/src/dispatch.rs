@@ -14,7 +14,8 @@
 //!
 //! - a request ends exactly once, and at its deadline at the latest;
 //! - no request waits while a worker that could serve it has room, unless it is [passed over](rules::outliers); among the
-//!   requests that a worker could serve, the oldest goes first, whichever way it entered the queue;
+//!   requests of one key and class that a worker could serve, the oldest goes first, whichever way it entered the queue;
+//!   among keys and classes, [fair shares](rules::fair) decide;
 //! - no worker has more requests than it acknowledged or granted, nor one for a model that it did not advertise when
 //!   the request was sent; a multiplexer has none for a model whose gate was closed when the request was sent;
 //! - all names of a multiplexer's model are one model there, whatever other workers mean by them;
@@ -23,7 +24,7 @@
 //! - a request whose response has begun is never sent again; a request whose response has not begun is sent four times
 //!   at most, not counting refusals and three swaps;
 //! - [`Dispatch::next_timeout`] is the exact time of the next change without an event;
-//! - memory is bounded by connected workers and requests that have not ended.
+//! - memory is bounded by connected workers, requests that have not ended, and a constant number of keys and homes.
 //!
 //! Time passes before an event happens: deadlines before it expire first, however late the event arrives.
 
@@ -43,6 +44,7 @@ pub use model::event::{
     LoadFailure, LossCause, Model, NewMultiplexer, NewRequest, NewWorker, Now, Placement, QueueShare, RequestKey,
     Settings, WorkerKey,
 };
+pub use model::fairness::{Class, Fairness, Owner, TokenUsage, Weight};
 pub use snapshot::{ModelSnapshot, RequestPlace, WorkerSnapshot};
 
 use model::clock::{Clock, Moment};
@@ -124,6 +126,7 @@ impl Dispatch {
         self.clock.advance(now);
         // The caller's list is filled in place, so that no event allocates one.
         std::mem::swap(&mut self.out, out);
+        self.begin_event();
         self.expire();
         self.apply(event);
         self.settle();
@@ -162,6 +165,7 @@ impl Dispatch {
             Event::Completed { worker, request, attempt, cached } => {
                 self.handle_completed((worker, request, attempt), cached);
             }
+            Event::Used { worker, request, attempt, usage } => self.handle_used((worker, request, attempt), usage),
             Event::HomesReported { worker, homes, backlog } => self.handle_homes(worker, &homes, backlog),
             Event::AttemptFailed { worker, request, attempt, failure } => {
                 self.handle_attempt_failed((worker, request, attempt), failure);
@@ -180,13 +184,16 @@ impl Dispatch {
     /// New limits apply to later requests; no waiting request is evicted. Only a disabled provider ends its waiting
     /// requests.
     fn handle_settings(&mut self, settings: Settings) {
-        let placement = std::mem::replace(&mut self.settings, settings).placement;
+        let Settings { placement, fairness, .. } = std::mem::replace(&mut self.settings, settings);
         self.homes.limit(self.settings.max_homes);
         if placement != self.settings.placement {
             // Ranks contain the backlog only where workers are placed by it.
             for worker in self.worker_keys() {
                 self.note_load(worker);
             }
+        }
+        if fairness != self.settings.fairness {
+            self.refresh_promotions();
         }
         if !self.settings.enabled {
             self.fail_queued(&Failure::Disabled);

@@ -37,8 +37,8 @@ use tokio::sync::Notify;
 use tracing::{debug, info, warn};
 
 use crate::dispatch::{
-    Allowed, AttemptFailure, CancelReason, Conversation, Dispatch, Effect, Event, Grant, LossCause, NewRequest,
-    NewWorker, QueueShare, RequestKey, Settings, WorkerKey,
+    Allowed, AttemptFailure, CancelReason, Conversation, Dispatch, Effect, Event, Fairness, Grant, LossCause,
+    NewRequest, NewWorker, QueueShare, RequestKey, Settings, WorkerKey,
 };
 use crate::provider::conversation::HashKey;
 use crate::provider::exchange::Detached;
@@ -140,6 +140,7 @@ impl Provider {
             allowed,
             share,
             conversation: record.conversation.map(Conversation),
+            owner: None,
         };
         record.progress().waiting_since = Some(Instant::now());
         state.requests.insert(record.key, Arc::clone(record));
@@ -494,5 +495,6 @@ fn settings(config: &ProviderConfig) -> Settings {
         request_timeout: config.request_timeout(),
         placement: config.placement.mode,
         max_homes: config.placement.max_homes,
+        fairness: Fairness::default(),
     }
 }

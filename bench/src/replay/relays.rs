@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use modelrelay_protocol::message::Homes;
 use modelrelay_relay::dispatch::{
-    AttemptFailure, Conversation, Decision, Dispatch, Effect, Event, Model, NewRequest, NewWorker, Placement,
+    AttemptFailure, Conversation, Decision, Dispatch, Effect, Event, Fairness, Model, NewRequest, NewWorker, Placement,
     RequestKey, Settings, WorkerKey,
 };
 
@@ -191,6 +191,7 @@ fn settings(placement: Placement) -> Settings {
         request_timeout: FOREVER,
         placement,
         max_homes: 100_000,
+        fairness: Fairness::default(),
     }
 }
 
@@ -222,6 +223,7 @@ impl Router for Relays {
             allowed: None,
             share: None,
             conversation: Some(conversation),
+            owner: None,
         };
         self.events.push_back((relay, Event::Submit(new)));
         self.settle(now, sent);

@@ -13,7 +13,8 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use modelrelay_relay::dispatch::{
-    CancelReason, Dispatch, Effect, Event, Model, NewRequest, NewWorker, Placement, RequestKey, Settings, WorkerKey,
+    CancelReason, Dispatch, Effect, Event, Fairness, Model, NewRequest, NewWorker, Placement, RequestKey, Settings,
+    WorkerKey,
 };
 
 use crate::figures::{Figure, Figures};
@@ -193,6 +194,7 @@ impl Core {
             request_timeout: Duration::MAX,
             placement: Placement::LeastLoad,
             max_homes: 0,
+            fairness: Fairness::default(),
         };
         Self {
             dispatch: Dispatch::new(settings),
@@ -244,6 +246,7 @@ impl Core {
             allowed: None,
             share: None,
             conversation: None,
+            owner: None,
         })
     }
 

@@ -8,6 +8,8 @@ pub(super) mod demand;
 pub(super) mod drain_rate;
 pub(super) mod effect;
 pub(super) mod event;
+pub(super) mod fairness;
+pub(super) mod flows;
 pub(super) mod homes;
 pub(super) mod keys;
 pub(super) mod models;

@@ -1,8 +1,10 @@
 //! The rules of the contract, one chapter per module.
 
+pub(super) mod admission;
 pub(super) mod choice;
 pub(super) mod deadlines;
 pub(super) mod demand;
+pub(super) mod fair;
 pub(super) mod gates;
 pub(super) mod homes;
 pub(super) mod lifecycle;

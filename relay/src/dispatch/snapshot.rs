@@ -6,6 +6,7 @@ use std::time::Duration;
 use super::Dispatch;
 use super::model::clock::duration;
 use super::model::event::{Gate, Grant, Model, Now, RequestKey, WorkerKey};
+use super::model::fairness::{Class, estimate};
 use super::model::models::Group;
 use super::model::registry::Worker;
 use super::model::request::RequestState;
@@ -79,13 +80,19 @@ pub enum RequestPlace {
 impl Dispatch {
     /// The number of waiting requests.
     pub fn queue_len(&self) -> usize {
-        self.queue.len
+        self.queue.totals.len(Class::Batch)
     }
 
     /// The number of keys with a share that have waiting requests.
     #[cfg(test)]
     pub(super) fn keys_waiting(&self) -> usize {
         self.queue.shares.len()
+    }
+
+    /// The number of keys whose service is remembered.
+    #[cfg(test)]
+    pub(super) fn keys_known(&self) -> usize {
+        self.queue.flows.len()
     }
 
     /// The number of conversations with a home.
@@ -95,7 +102,7 @@ impl Dispatch {
 
     /// The number of waiting body bytes.
     pub fn queue_bytes(&self) -> u64 {
-        self.queue.bytes
+        self.queue.totals.bytes(Class::Batch)
     }
 
     /// The number of requests on workers.
@@ -125,6 +132,28 @@ impl Dispatch {
             RequestState::Queued { .. } => RequestPlace::Queued,
             RequestState::Running { worker, .. } => RequestPlace::Running { worker, attempt: request.attempts },
         })
+    }
+
+    /// Returns the place of a waiting request among those for its model, from 1: the order in which they would be sent if
+    /// no other request came, each cost its estimate, and none was promoted. Costs a walk through them.
+    pub fn position(&self, request: RequestKey) -> Option<usize> {
+        let request = self.requests.get(&request)?;
+        let RequestState::Queued { place: Some(_), .. } = request.state else { return None };
+        let lanes = self.models[request.model].queue.lanes();
+        let waiting = lanes.flat_map(|(_, id, lane)| lane.keys().map(move |key| (id.key.flow, id.key.class, key)));
+        let mut waiting: Vec<_> = waiting.collect();
+        waiting.sort_unstable();
+        let (mut starts, mut current, mut service) = (Vec::with_capacity(waiting.len()), None, 0);
+        for (flow, class, key) in waiting {
+            if current.replace(flow) != Some(flow) {
+                service = self.queue.flows.service(flow);
+            }
+            starts.push((class, service, key));
+            let cost = self.requests.get(&key).map_or(0, |request| estimate(request.new.bytes));
+            service = service.saturating_add(self.queue.flows.weight(flow).service(cost));
+        }
+        let own = starts.iter().find(|(_, _, key)| *key == request.new.key)?;
+        Some(starts.iter().filter(|other| *other <= own).count())
     }
 
     /// The waiting requests, oldest first.

@@ -122,6 +122,11 @@ impl Provider {
                 ApiError::new(ErrorKind::QueueFull, "Service temporarily at capacity")
                     .with_retry_after(secs(retry_after_secs))
             }
+            Failure::Displaced { retry_after_secs } => {
+                warn!(request_id, provider = %self.name, "displaced by a request of a higher class");
+                ApiError::new(ErrorKind::QueueFull, "Service temporarily at capacity")
+                    .with_retry_after(secs(retry_after_secs))
+            }
             Failure::QueueShareFull { percent } => {
                 warn!(request_id, provider = %self.name, "queue share of a key full");
                 let message =

@@ -206,6 +206,11 @@ pub enum Failure {
         /// The size of the share.
         percent: u8,
     },
+    /// The queue was full, or the key's share of it, and a request of a higher class took the place.
+    Displaced {
+        /// When to retry, in whole seconds, 1 to 60.
+        retry_after_secs: u32,
+    },
     /// The request waited too long, warm or cold.
     QueueTimeout {
         /// When to retry, in whole seconds, 1 to 60.

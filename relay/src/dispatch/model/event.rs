@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use modelrelay_protocol::message::{self, Slot};
 
+use super::fairness::{Fairness, Owner, TokenUsage};
+
 /// The instant at which an event happened, read by the shell.
 pub type Now = std::time::Instant;
 
@@ -66,6 +68,8 @@ pub struct Settings {
     pub placement: Placement,
     /// The largest number of conversations whose home is remembered.
     pub max_homes: usize,
+    /// How waiting requests share the workers.
+    pub fairness: Fairness,
 }
 
 impl Settings {
@@ -163,6 +167,18 @@ pub enum Event {
         /// The attempt.
         attempt: u32,
     },
+    /// A worker reported the tokens that a running request has used so far. They replace what its key was charged for it.
+    /// Reported before the event that ends the request, also if it was cancelled.
+    Used {
+        /// The worker.
+        worker: WorkerKey,
+        /// The request.
+        request: RequestKey,
+        /// The attempt.
+        attempt: u32,
+        /// The tokens.
+        usage: TokenUsage,
+    },
     /// A worker reported the conversations that other relays have sent it. A known home at another worker is replaced only if
     /// the reported body is longer.
     HomesReported {
@@ -235,6 +251,8 @@ pub struct NewRequest {
     pub share: Option<QueueShare>,
     /// Its conversation; `None`: it follows the contract.
     pub conversation: Option<Conversation>,
+    /// The API key that it came with; `None`: it shares with all others that have none.
+    pub owner: Option<Owner>,
 }
 
 /// How much of the queue the waiting requests of one key may fill, by number and by bytes.

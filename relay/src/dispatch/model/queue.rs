@@ -3,26 +3,31 @@
 //!
 //! The requests of one model stand in *lanes*: all requests of a lane can be served by exactly the same workers (same
 //! pin, same need of `core1`, same workers that failed them, same meanings of the name), so all of a lane wait for a
-//! load or none does, and they share their clocks. Usually a model has one lane.
+//! load or none does, and they share their clocks. They also belong to one key and class, so they are served in order of
+//! arrival. Usually a model has one lane for each key.
 //!
 //! The whole queue knows the [`Front`] of each lane: its first request, and its next deadline. A worker with room walks
-//! through the lanes by their first request, and gets that of the first lane that is open to it. A request knows its
-//! place, so cancelling and expiring need no search.
+//! through the lanes in the order of [`Flows`], and gets the first request of the first lane that is open to it. A
+//! request knows its place, so cancelling and expiring need no search.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::clock::{Axis, LaneClock, Moment, Span};
 use super::event::{RequestKey, WorkerKey};
+use super::fairness::Class;
+use super::flows::{FairRank, FlowId, Flows};
 use super::models::ModelId;
 use super::registry::Worker;
 use super::request::{FailedOn, Request, Scope, refuses};
-use super::shares::Shares;
+use super::shares::{QueueTotals, Shares};
 use super::wait_list::{EntryIndex, QueueEntry, WaitList};
 
 /// The properties that all requests of a lane have in common, besides their pin.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct LaneKey {
     pub(crate) model: ModelId,
+    pub(crate) flow: FlowId,
+    pub(crate) class: Class,
     pub(crate) needs_core1: bool,
     pub(crate) failed_on: Vec<FailedOn>,
     pub(crate) scope: Option<Scope>,
@@ -55,7 +60,7 @@ pub(crate) struct QueuePlace {
     index: EntryIndex,
 }
 
-/// Requests that exactly the same workers can serve.
+/// Requests of one key and class that exactly the same workers can serve.
 #[derive(Debug)]
 pub(crate) struct QueueLane {
     id: LaneId,
@@ -70,6 +75,8 @@ pub(crate) struct QueueLane {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Front {
     first: Option<RequestKey>,
+    /// When the first request is promoted; `None`: never.
+    promoted: Option<Moment>,
     due: Option<Moment>,
 }
 
@@ -77,6 +84,8 @@ pub(crate) struct Front {
 #[derive(Debug)]
 pub(crate) struct FrontChange {
     pin: Option<WorkerKey>,
+    flow: FlowId,
+    class: Class,
     old: Front,
     new: Front,
 }
@@ -115,9 +124,30 @@ impl QueueLane {
         &self.id.key
     }
 
-    fn front(&self, now: Moment) -> Front {
+    /// Returns the first request with its flow and class.
+    pub(crate) fn first(&self) -> Option<(FlowId, Class, RequestKey)> {
+        self.front.first.map(|first| (self.id.key.flow, self.id.key.class, first))
+    }
+
+    /// True if the first request competes with higher classes.
+    pub(crate) fn is_promoted(&self, now: Moment) -> bool {
+        self.front.promoted.is_some_and(|at| at <= now)
+    }
+
+    pub(crate) fn youngest(&self) -> Option<RequestKey> {
+        self.list.last()
+    }
+
+    fn front(&self, promote_after: Option<Span>, now: Moment) -> Front {
         let due = |axis| self.clock.when(axis, self.list.next_due(axis)?.0, now);
-        Front { first: self.list.first().map(|first| first.key), due: Axis::ALL.into_iter().filter_map(due).min() }
+        let first = self.list.first();
+        // There is no higher class than the highest.
+        let promote_after = promote_after.filter(|_| self.id.key.class != Class::Interactive);
+        Front {
+            first: first.map(|first| first.key),
+            promoted: promote_after.and_then(|after| Some(first?.arrived.plus(after))),
+            due: Axis::ALL.into_iter().filter_map(due).min(),
+        }
     }
 
     fn expired(&self, now: Moment) -> Option<Expired> {
@@ -179,15 +209,16 @@ impl ModelQueue {
 
     /// Called after any of these: updates the first request and the next deadline, returns the change if there is one,
     /// and removes an empty lane.
-    pub(crate) fn refresh(&mut self, number: LaneNo, now: Moment) -> Option<FrontChange> {
+    pub(crate) fn refresh(&mut self, number: LaneNo, promote_after: Option<Span>, now: Moment) -> Option<FrontChange> {
         let lane = self.lane_mut(number)?;
-        let new = lane.front(now);
+        let new = lane.front(promote_after, now);
         let old = std::mem::replace(&mut lane.front, new);
-        let (pin, is_empty) = (lane.id.pin, lane.list.is_empty());
+        let LaneId { pin, key: LaneKey { flow, class, .. } } = lane.id;
+        let is_empty = lane.list.is_empty();
         if is_empty {
             self.forget(number);
         }
-        (old != new).then_some(FrontChange { pin, old, new })
+        (old != new).then_some(FrontChange { pin, flow, class, old, new })
     }
 
     /// All lanes.
@@ -247,13 +278,6 @@ impl ModelQueue {
                 self.pinned.remove(&worker);
             }
         }
-    }
-
-    /// Returns the oldest request that this worker can serve, among those without a pin, in the lanes that are due for
-    /// it.
-    pub(crate) fn oldest_open_for(&self, worker: &Worker, is_due: impl Fn(&LaneKey) -> bool) -> Option<RequestKey> {
-        let due = self.open_lanes().filter(|(key, _)| key.admits(worker) && is_due(key));
-        due.filter_map(|(_, lane)| lane.front.first).min()
     }
 
     /// Returns the requests that this worker could be sent, in the lanes that are due for it and those pinned to it.
@@ -330,11 +354,12 @@ pub(crate) type LaneRef = (ModelId, LaneNo);
 /// The provider's whole queue: its size, the first request of each lane, and the next deadlines.
 #[derive(Debug, Default)]
 pub(crate) struct Queue {
-    pub(crate) len: usize,
-    pub(crate) bytes: u64,
+    pub(crate) totals: QueueTotals,
     pub(crate) shares: Shares,
-    /// The first request of each lane that is not pinned, oldest first.
-    pub(crate) firsts: BTreeSet<(RequestKey, LaneRef)>,
+    /// The keys that share the workers, with the first request of each lane that is not pinned.
+    pub(crate) flows: Flows<LaneRef>,
+    /// When the first requests of those lanes are promoted, if they are not yet.
+    promotions: BTreeSet<(Moment, RequestKey, LaneRef, FlowId)>,
     /// The first request of each pinned lane, by its worker.
     pub(crate) pinned_firsts: BTreeSet<(WorkerKey, RequestKey, LaneRef)>,
     /// The next deadline of each lane.
@@ -344,19 +369,19 @@ pub(crate) struct Queue {
 impl Queue {
     /// Adds a request that begins to wait to the totals.
     pub(crate) fn handle_waiting(&mut self, request: &Request) {
-        self.len += 1;
-        self.bytes = self.bytes.saturating_add(request.new.bytes);
+        self.totals.add(request.class, request.new.bytes);
+        self.flows.handle_waiting(request.flow);
         if let Some(share) = &request.new.share {
-            self.shares.handle_waiting(share, request.new.bytes);
+            self.shares.handle_waiting(share, (request.class, request.new.key), request.new.bytes);
         }
     }
 
     /// Subtracts a request that no longer waits from the totals.
     pub(crate) fn handle_gone(&mut self, request: &Request) {
-        self.len -= 1;
-        self.bytes = self.bytes.saturating_sub(request.new.bytes);
+        self.totals.subtract(request.class, request.new.bytes);
+        self.flows.handle_gone(request.flow);
         if let Some(share) = &request.new.share {
-            self.shares.handle_gone(share, request.new.bytes);
+            self.shares.handle_gone(share, (request.class, request.new.key), request.new.bytes);
         }
     }
 
@@ -369,18 +394,27 @@ impl Queue {
         all.map(|(_, first, lane)| (*first, *lane))
     }
 
-    /// Returns the first request of each lane, oldest first.
-    pub(crate) fn all_firsts(&self) -> Vec<RequestKey> {
-        let open = self.firsts.iter().map(|(key, _)| *key);
-        let mut all: Vec<_> = open.chain(self.pinned_firsts.iter().map(|(_, key, _)| *key)).collect();
-        all.sort_unstable();
-        all
+    /// Returns the first request of each lane that is pinned to some worker, in no order.
+    pub(crate) fn pinned_firsts(&self) -> impl Iterator<Item = (RequestKey, LaneRef)> {
+        self.pinned_firsts.iter().map(|(_, first, lane)| (*first, *lane))
     }
 
     /// The oldest waiting request.
     pub(crate) fn oldest(&self) -> Option<RequestKey> {
-        let open = self.firsts.first().map(|(key, _)| *key);
-        open.into_iter().chain(self.pinned_firsts.iter().map(|(_, key, _)| *key)).min()
+        self.flows.oldest().into_iter().chain(self.pinned_firsts().map(|(key, _)| key)).min()
+    }
+
+    /// Returns the place of a request among those that the same slot can serve.
+    pub(crate) fn rank(&self, flow: FlowId, class: Class, key: RequestKey) -> FairRank {
+        FairRank { class, service: self.flows.service(flow), key }
+    }
+
+    /// Promotes the requests that have waited long enough. Called before each event.
+    pub(crate) fn promote(&mut self, now: Moment) {
+        while let Some((_, first, lane, flow)) = self.promotions.first().copied().filter(|(at, ..)| *at <= now) {
+            self.promotions.pop_first();
+            self.flows.promote(flow, (first, lane));
+        }
     }
 
     /// The next deadline of any waiting request.
@@ -389,15 +423,19 @@ impl Queue {
     }
 
     /// Records a lane's new front.
-    pub(crate) fn note(&mut self, lane: LaneRef, FrontChange { pin, old, new }: FrontChange) {
-        if old.first != new.first {
-            if let Some(old) = old.first {
-                self.forget_first(pin, old, lane);
-            }
-            match (pin, new.first) {
-                (_, None) => {}
-                (None, Some(new)) => _ = self.firsts.insert((new, lane)),
-                (Some(pin), Some(new)) => _ = self.pinned_firsts.insert((pin, new, lane)),
+    pub(crate) fn note(&mut self, lane: LaneRef, FrontChange { pin, flow, class, old, new }: FrontChange, now: Moment) {
+        if (old.first, old.promoted) != (new.first, new.promoted) {
+            match pin {
+                Some(pin) => {
+                    if let Some(old) = old.first {
+                        self.pinned_firsts.remove(&(pin, old, lane));
+                    }
+                    self.pinned_firsts.extend(new.first.map(|new| (pin, new, lane)));
+                }
+                None => {
+                    self.remove_front((flow, class), old, lane);
+                    self.add_front((flow, class), new, lane, now);
+                }
             }
         }
         if old.due != new.due {
@@ -408,10 +446,23 @@ impl Queue {
         }
     }
 
-    fn forget_first(&mut self, pin: Option<WorkerKey>, first: RequestKey, lane: LaneRef) {
-        match pin {
-            None => self.firsts.remove(&(first, lane)),
-            Some(pin) => self.pinned_firsts.remove(&(pin, first, lane)),
-        };
+    fn add_front(&mut self, (flow, class): (FlowId, Class), front: Front, lane: LaneRef, now: Moment) {
+        let Some(first) = front.first else { return };
+        self.flows.add(flow, class, (first, lane));
+        match front.promoted {
+            Some(at) if at <= now => self.flows.promote(flow, (first, lane)),
+            Some(at) => _ = self.promotions.insert((at, first, lane, flow)),
+            None => {}
+        }
+    }
+
+    fn remove_front(&mut self, (flow, class): (FlowId, Class), front: Front, lane: LaneRef) {
+        let Some(first) = front.first else { return };
+        self.flows.remove(flow, class, (first, lane));
+        if let Some(at) = front.promoted
+            && !self.promotions.remove(&(at, first, lane, flow))
+        {
+            self.flows.demote(flow, (first, lane));
+        }
     }
 }

@@ -5,6 +5,8 @@ use super::effect::Failure;
 use super::event::{
     Allowed, Conversation, DEFAULT_COLD_TIMEOUT, FailureReport, LoadFailure, Model, NewRequest, Settings, WorkerKey,
 };
+use super::fairness::{Class, Service};
+use super::flows::FlowId;
 use super::models::ModelId;
 use super::queue::{LaneId, LaneKey, QueuePlace};
 use super::registry::Worker;
@@ -48,6 +50,11 @@ pub(crate) struct Request {
     pub(crate) cost: u64,
     /// The number of requests that arrived later and were sent first, because they were at home.
     pub(crate) overtaken: u8,
+    /// The key that it shares the workers by.
+    pub(crate) flow: FlowId,
+    pub(crate) class: Class,
+    /// The service that its flow was charged for the current attempt.
+    pub(crate) charged: Service,
 }
 
 /// The models that a request's name may mean, if not any model that a worker means by it.
@@ -164,15 +171,22 @@ impl Request {
         }
     }
 
-    /// Returns the properties that determine which workers can serve it, besides its pin.
+    /// Returns the properties that determine its lane, besides its pin.
     pub(crate) fn lane(&self) -> LaneKey {
         let allowed = self.new.allowed.as_ref();
         LaneKey {
             model: self.model,
+            flow: self.flow,
+            class: self.class,
             needs_core1: self.new.needs_core1,
             failed_on: self.failed_on.clone(),
             scope: allowed.cloned().map(|allowed| Scope { name: Model::clone(&self.new.model), allowed }),
         }
+    }
+
+    /// True if both belong to one key and class, so that the older one goes first.
+    pub(crate) fn is_like(&self, other: &Self) -> bool {
+        (self.flow, self.class) == (other.flow, other.class)
     }
 
     /// Returns its lane in its model's queue.

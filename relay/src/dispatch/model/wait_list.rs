@@ -108,6 +108,12 @@ impl WaitList {
         self.listed().next().into_iter().chain(late).min_by_key(|entry| entry.key)
     }
 
+    /// The youngest request.
+    pub(crate) fn last(&self) -> Option<RequestKey> {
+        let listed = self.last.map(|last| self[last].entry.key);
+        listed.max(self.late.keys().next_back().copied())
+    }
+
     /// All waiting requests, in no order.
     pub(crate) fn keys(&self) -> impl Iterator<Item = RequestKey> {
         self.listed().chain(self.late.values()).map(|entry| entry.key)

@@ -228,15 +228,15 @@ impl Dispatch {
         }
     }
 
-    /// Returns a request that this worker should be sent before the `oldest` that it can serve: one of the next in the same
-    /// lane that is at home there. Records that those before it are overtaken.
+    /// Returns a request that this worker should be sent before the `oldest` of its key and class that it can serve: one of
+    /// the next in the same lane that is at home there. Records that those before it are overtaken.
     pub(super) fn overtake(&mut self, oldest: RequestKey, limit: RequestKey, worker: WorkerKey) -> Option<RequestKey> {
         if !self.places_by_cache() {
             return None;
         }
         let request = self.requests.get(&oldest).filter(|request| request.new.pin.is_none())?;
         let RequestState::Queued { place: Some(place), .. } = request.state else { return None };
-        let limit = limit.min(self.oldest_in_other_lanes((request.model, place.lane), worker));
+        let limit = limit.min(self.oldest_in_other_lanes(request, (request.model, place.lane), worker));
         let lane = self.models[request.model].queue.lane(place.lane)?;
         let mut first: Vec<_> = lane.oldest(LOOK_AHEAD).filter(|key| *key < limit).collect();
         first.sort_unstable();

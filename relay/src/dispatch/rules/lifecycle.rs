@@ -3,12 +3,8 @@
 use crate::dispatch::model::clock::{Moment, duration, span};
 use crate::dispatch::model::effect::{Effect, Failure, Stage};
 use crate::dispatch::model::event::{CancelReason, NewRequest, RequestKey, WorkerKey};
-use crate::dispatch::model::models::ModelId;
 use crate::dispatch::model::request::{Limits, Request, RequestState};
 use crate::dispatch::{Dispatch, ProviderPhase};
-
-/// One of this number of places in the queue is reserved for requests that a worker can serve now.
-const SERVED_PART: usize = 10;
 
 impl Dispatch {
     pub(in super::super) fn handle_submit(&mut self, new: NewRequest) {
@@ -30,16 +26,15 @@ impl Dispatch {
             Some(pin) => self.refuses_to_load_pinned(request.model, pin),
             None => self.refuses_to_load(request.model, &request.lane()),
         };
+        let flow = request.flow;
         if let Some(worker) = self.pick(request) {
+            self.queue.flows.handle_arrival(flow);
             self.send(key, worker);
-        } else if let Some(failure) = unservable() {
+        } else if let Some(failure) = unservable().or_else(|| self.refuses_place(request)) {
             self.fail(key, failure);
-        } else if self.is_full_for(request) {
-            let retry_after_secs = self.retry_after_secs(self.clock.now);
-            self.fail(key, Failure::QueueFull { retry_after_secs });
-        } else if let Some(percent) = self.share_is_full_for(request) {
-            self.fail(key, Failure::QueueShareFull { percent });
         } else {
+            self.make_room_for(key);
+            self.queue.flows.handle_arrival(flow);
             self.enqueue(key);
         }
     }
@@ -79,6 +74,7 @@ impl Dispatch {
         let model = self.models.intern(&new.model);
         self.models.retain(model);
         let key = new.key;
+        let (flow, class) = self.share_of(&new);
         self.pinned.extend(new.pin.map(|pin| (pin, key)));
         let request = Request {
             limits: Limits::new(&self.settings, &new.model, !self.models[model].multiplexers.is_empty()),
@@ -97,43 +93,16 @@ impl Dispatch {
             believed: 0,
             cost: 0,
             overtaken: 0,
+            flow,
+            class,
+            charged: 0,
         };
         self.requests.insert(key, Box::new(request));
     }
 
-    fn is_full_for(&self, request: &Request) -> bool {
-        self.queue.len >= self.settings.max_queue_len
-            || self.queue.bytes.saturating_add(request.new.bytes) > self.settings.max_queue_bytes
-            || self.is_unserved(request.model) && self.unserved_fill_the_queue()
-    }
-
-    /// True if no worker could be sent the model, now or after other requests: a multiplexer has to load it, or its
-    /// worker is disconnected.
-    fn is_unserved(&self, model: ModelId) -> bool {
-        self.models[model].open.is_empty()
-    }
-
-    /// True if such requests have filled all but a tenth of the queue, which is reserved for requests that workers can
-    /// serve.
-    fn unserved_fill_the_queue(&self) -> bool {
-        let most = self.settings.max_queue_len - self.settings.max_queue_len / SERVED_PART;
-        // They are few unless the queue is nearly full, so they need not be counted.
-        if self.queue.len < most || self.workers.values().all(|worker| worker.draining) {
-            return false;
-        }
-        let unserved = self.models.iter().filter(|group| group.open.is_empty());
-        unserved.map(|group| group.queue.waiting().count as usize).sum::<usize>() >= most
-    }
-
-    /// Returns the percentage of the key's share if the share is full.
-    fn share_is_full_for(&self, request: &Request) -> Option<u8> {
-        let share = request.new.share.as_ref()?;
-        self.queue.shares.is_full_for(share, request.new.bytes, &self.settings).then_some(share.percent)
-    }
-
     pub(in super::super) fn retry_after_secs(&self, now: Moment) -> u32 {
         let at_most = span(self.settings.absent());
-        self.drain_rate.retry_after_secs(self.queue.len, at_most, now)
+        self.drain_rate.retry_after_secs(self.queue_len(), at_most, now)
     }
 
     pub(in super::super) fn handle_cancel(&mut self, key: RequestKey, reason: CancelReason) {
@@ -227,6 +196,7 @@ impl Dispatch {
             if let Some(pin) = request.new.pin {
                 self.pinned.remove(&(pin, key));
             }
+            self.queue.flows.release(request.flow);
             self.models.release(request.model);
         }
     }

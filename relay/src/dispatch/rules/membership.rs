@@ -122,9 +122,7 @@ impl Dispatch {
         }
         self.fail_pinned(key);
         self.place_if_servers_changed();
-        for request in &waiting {
-            self.place_if_queued(*request);
-        }
+        self.place_all(waiting.clone());
         // The lost worker may have withdrawn the model of a request that it was running.
         for request in waiting {
             if let Some(request) = self.requests.get(&request) {

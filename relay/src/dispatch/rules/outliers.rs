@@ -44,14 +44,13 @@ impl Dispatch {
         }
     }
 
-    /// Places all waiting requests, oldest first, if the servers of a failing model have changed.
+    /// Places all waiting requests, in their order, if the servers of a failing model have changed.
     pub(super) fn place_if_servers_changed(&mut self) {
         if !std::mem::take(&mut self.unsettled.are_servers_changed) {
             return;
         }
-        let is_placeable = |this: &Self, key| this.requests.get(&key).is_some_and(|it| this.pick(it).is_some());
         self.refresh_ranks();
-        while let Some(key) = self.queue.all_firsts().into_iter().find(|key| is_placeable(self, *key)) {
+        while let Some(key) = self.placeable_choice().chosen() {
             self.place(key);
             self.refresh_ranks();
         }

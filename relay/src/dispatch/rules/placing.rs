@@ -1,16 +1,16 @@
 //! Matches requests and workers. Two rules hold between any two events: no request waits while a worker that could
-//! serve it has room, and waiting requests are served oldest first.
+//! serve it has room, and waiting requests are served in a [fair](super::fair) order.
 //!
 //! A worker that fails a model is [passed over](super::outliers) as if it could not serve it.
 //!
 //! Hence a new request may go straight to a free worker, because no waiting request could use it; and a worker that
-//! gains room gets requests from the queue, oldest first, until one of the two is used up.
+//! gains room gets requests from the queue until one of the two is used up.
 
 use crate::dispatch::Dispatch;
 use crate::dispatch::model::clock::duration;
 use crate::dispatch::model::effect::Effect;
 use crate::dispatch::model::event::{RequestKey, WorkerKey};
-use crate::dispatch::model::models::{Group, ModelId};
+use crate::dispatch::model::models::ModelId;
 use crate::dispatch::model::queue::{LaneNo, LaneRef};
 use crate::dispatch::model::registry::Worker;
 use crate::dispatch::model::request::{Request, RequestState};
@@ -58,64 +58,49 @@ impl Dispatch {
         }
     }
 
-    /// Sends a worker with room the requests that it can serve, oldest first.
+    /// Sends a worker with room the requests that it can serve, in their order.
     pub(super) fn dispatch_queued(&mut self, key: WorkerKey) {
-        self.dispatch_queued_before(RequestKey(u64::MAX), key);
+        self.dispatch_queued_before(None, key);
     }
 
-    /// Sends a worker with room the requests older than `limit` that it can serve.
-    pub(super) fn dispatch_queued_before(&mut self, limit: RequestKey, key: WorkerKey) {
-        while let Some(worker) = self.workers.get(&key).filter(|worker| !worker.draining) {
-            let Some(request) = self.oldest_for(worker).filter(|oldest| *oldest < limit) else {
-                break;
+    /// Sends a worker with room the requests before `requeued` that it can serve.
+    pub(super) fn dispatch_queued_before(&mut self, requeued: Option<RequestKey>, key: WorkerKey) {
+        loop {
+            if requeued.is_some() {
+                self.refresh_ranks();
+            }
+            let Some(worker) = self.workers.get(&key).filter(|worker| !worker.draining) else {
+                return;
             };
-            let request = self.overtake(request, limit, key).unwrap_or(request);
+            let mut choice = self.choice_for(worker, requeued.is_some());
+            let requeued = requeued.and_then(|requeued| self.requests.get(&requeued));
+            let placeable =
+                requeued.filter(|requeued| self.is_queued(requeued.new.key) && self.pick(requeued).is_some());
+            if let Some(requeued) = placeable {
+                self.consider(requeued, &mut choice);
+            }
+            let Some(next) = choice.chosen() else {
+                return;
+            };
+            let limit = requeued.filter(|requeued| self.requests.get(&next).is_some_and(|it| it.is_like(requeued)));
+            let limit = limit.map_or(RequestKey(u64::MAX), |requeued| requeued.new.key);
+            if next >= limit {
+                return;
+            }
+            let request = self.overtake(next, limit, key).unwrap_or(next);
             self.dequeue(request);
             self.send(request, key);
         }
     }
 
-    /// Returns the oldest request that this worker can serve, searching only the first request of each lane: models of
-    /// other workers, and requests behind the first, cost little.
-    fn oldest_for(&self, worker: &Worker) -> Option<RequestKey> {
-        if worker.is_full() {
-            return None;
-        }
-        let has_room = |model: ModelId| worker.has_room_for(&self.models[model].name);
-        let suits = |(_, (model, lane)): &(RequestKey, LaneRef)| {
-            let admits = |group: &Group| group.queue.lane(*lane).is_some_and(|lane| lane.admits(worker));
-            worker.serves(*model) && has_room(*model) && admits(&self.models[*model])
-        };
-        let pinned = self.queue.firsts_pinned_to(worker.key).find(suits);
-        let is_due = |(_, (model, lane)): &(RequestKey, LaneRef)| {
-            let group = &self.models[*model];
-            group.queue.lane(*lane).is_some_and(|lane| !self.passes_over(group, worker.key, lane.key()))
-        };
-        let suits = |first: &(RequestKey, LaneRef)| suits(first) && is_due(first);
-        let firsts = &self.queue.firsts;
-        // Most workers serve most of the waiting requests. A worker that serves few of them searches its own models
-        // instead.
-        let mut oldest = firsts.iter().copied().take(worker.models.len());
-        let open = match oldest.find(suits) {
-            Some((key, _)) => Some(key),
-            None if firsts.len() <= worker.models.len() => None,
-            None => {
-                let able = worker.models.iter().filter(|model| has_room(**model));
-                let oldest = |group: &Group| {
-                    group.queue.oldest_open_for(worker, |lane| !self.passes_over(group, worker.key, lane))
-                };
-                able.filter_map(|model| oldest(&self.models[*model])).min()
-            }
-        };
-        pinned.map(|(key, _)| key).into_iter().chain(open).min()
-    }
-
-    /// Returns the oldest request that waits in another lane and may concern a worker; none is [`u64::MAX`].
-    pub(super) fn oldest_in_other_lanes(&self, lane: LaneRef, worker: WorkerKey) -> RequestKey {
+    /// Returns the oldest request of the same key and class that waits in another lane and may concern a worker; none is
+    /// [`u64::MAX`].
+    pub(super) fn oldest_in_other_lanes(&self, of: &Request, lane: LaneRef, worker: WorkerKey) -> RequestKey {
         let serves = |model| self.workers.get(&worker).is_some_and(|worker| worker.serves(model));
-        let others = self.queue.firsts.iter().filter(|(_, other)| *other != lane && serves(other.0));
-        let open = others.map(|(key, _)| *key).next();
-        let pinned = self.queue.firsts_pinned_to(worker).map(|(key, _)| key).next();
+        let mut others = self.queue.flows.lanes_of(of.flow, of.class);
+        let open = others.find(|(_, other)| *other != lane && serves(other.0)).map(|(key, _)| key);
+        let is_like = |key: &RequestKey| self.requests.get(key).is_some_and(|request| request.is_like(of));
+        let pinned = self.queue.firsts_pinned_to(worker).map(|(key, _)| key).find(is_like);
         open.into_iter().chain(pinned).min().unwrap_or(RequestKey(u64::MAX))
     }
 
@@ -168,6 +153,7 @@ impl Dispatch {
             self.set_home(conversation, to, bytes);
         }
         self.note_load(to);
+        self.charge(key);
         if is_used_up {
             self.report_demand_now(to, model);
         }
@@ -292,8 +278,9 @@ impl Dispatch {
 
     /// Updates the whole queue's view of a lane.
     pub(super) fn refresh_lane(&mut self, model: ModelId, lane: LaneNo) {
-        if let Some(change) = self.models[model].queue.refresh(lane, self.clock.now) {
-            self.queue.note((model, lane), change);
+        let promote_after = self.promote_after();
+        if let Some(change) = self.models[model].queue.refresh(lane, promote_after, self.clock.now) {
+            self.queue.note((model, lane), change, self.clock.now);
         }
     }
 }

@@ -39,10 +39,11 @@ impl Dispatch {
             Err(failure) => self.fail(key, failure),
             Ok(reason) => {
                 self.out.push(Effect::Requeued { request: key, reason, attempt });
+                self.return_charge(key);
                 self.enqueue(key);
-                // By age: first the older requests for this worker, then this request for any worker, then the rest.
+                // First the requests for this worker that go before it, then this request for any worker, then the rest.
                 self.place_if_servers_changed();
-                self.dispatch_queued_before(key, worker);
+                self.dispatch_queued_before(Some(key), worker);
                 self.place_if_queued(key);
                 if let Some(request) = self.requests.get(&key) {
                     self.note_suspect(request.model);
@@ -157,14 +158,19 @@ impl Dispatch {
         }
         request.requeues += 1;
         self.out.push(Effect::Requeued { request: key, reason, attempt: request.attempts });
+        self.return_charge(key);
         self.enqueue(key);
         true
     }
 
     pub(super) fn place_if_queued(&mut self, key: RequestKey) {
-        if self.place_of(key) == Some(RequestPlace::Queued) {
+        if self.is_queued(key) {
             self.place(key);
         }
+    }
+
+    pub(super) fn is_queued(&self, key: RequestKey) -> bool {
+        self.place_of(key) == Some(RequestPlace::Queued)
     }
 
     /// Ends requests of a model that no worker can serve: those that need `core1` if all workers are too old, and those

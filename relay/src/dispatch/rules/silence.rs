@@ -42,6 +42,7 @@ impl Dispatch {
             reason: RequeueReason::FirstByteTimeout,
             attempt: request.attempts,
         });
+        self.return_charge(key);
         self.send(key, to);
     }
 }

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::dispatch::{
-    AttemptFailure, CancelReason, Decision, Dispatch, Effect, Event, Failure, FailureReport, Grant, LossCause, Model,
-    NewRequest, NewWorker, Placement, RequestKey, RequestPlace, Settings, WorkerKey,
+    AttemptFailure, CancelReason, Decision, Dispatch, Effect, Event, Failure, FailureReport, Fairness, Grant,
+    LossCause, Model, NewRequest, NewWorker, Placement, RequestKey, RequestPlace, Settings, WorkerKey,
 };
 
 /// The seed settings: 100 in the queue, 30 s of waiting, 300 s in total.
@@ -24,12 +24,23 @@ pub(super) fn settings() -> Settings {
         request_timeout: Duration::from_secs(300),
         placement: Placement::LeastLoad,
         max_homes: 100,
+        fairness: Fairness::default(),
     }
 }
 
 pub(super) fn request(key: u64, model: &str) -> NewRequest {
     let (key, model) = (RequestKey(key), Model::from(model));
-    NewRequest { key, model, bytes: 100, pin: None, needs_core1: false, allowed: None, share: None, conversation: None }
+    NewRequest {
+        key,
+        model,
+        bytes: 100,
+        pin: None,
+        needs_core1: false,
+        allowed: None,
+        share: None,
+        conversation: None,
+        owner: None,
+    }
 }
 
 pub(super) fn secs(secs: f64) -> Duration {

@@ -4,6 +4,7 @@
 //! `MODELRELAY_HISTORY_TRANSITIONS` sets the minimum number of events, `MODELRELAY_HISTORY_SEED` the seed; every run
 //! prints its own seed.
 
+mod bound;
 mod ledger;
 mod op;
 mod placements;
@@ -19,14 +20,15 @@ use modelrelay_protocol::message::Slot;
 use proptest::test_runner::{Config, FileFailurePersistence, RngAlgorithm, TestRng, TestRunner};
 use sha2::{Digest, Sha256};
 
+use self::bound::Bound;
 use self::ledger::Ledger;
-use self::op::{Kind, MODELS, Op, history, models};
+use self::op::{Kind, MODELS, Op, OwnerOp, history, models};
 use self::placements::Placements;
 use self::reference::Reference;
 use super::harness::{show, text};
 use crate::dispatch::{
-    Dispatch, Effect, Event, Failure, Gate, Grant, Model, NewMultiplexer, NewRequest, NewWorker, QueueShare,
-    RequestKey, RequeueReason, Settings, WorkerKey,
+    Dispatch, Effect, Event, Failure, Gate, Grant, Model, NewMultiplexer, NewRequest, NewWorker, Owner, QueueShare,
+    RequestKey, RequeueReason, Settings, TokenUsage, Weight, WorkerKey,
 };
 
 /// The core, the reference and the ledger, in parallel.
@@ -35,6 +37,8 @@ struct Play {
     reference: Reference,
     ledger: Ledger,
     placements: Placements,
+    /// Only in histories to which it applies.
+    bound: Option<Bound>,
     start: Instant,
     next_key: u64,
     started: HashSet<RequestKey>,
@@ -73,12 +77,30 @@ const MUST_BE_SEEN_OF_PLACEMENT: [&str; 10] = [
     "sent before others at home",
 ];
 
+/// The same for a run with owners.
+const MUST_BE_SEEN_OF_SHARES: [&str; 9] = [
+    "promoted",
+    "lifted",
+    "displaced",
+    "displaced in its share",
+    "sent before an older one of its class",
+    "charge returned",
+    "home",
+    "overtaken",
+    "sent through a gate",
+];
+
+/// The same for a run in which keys compete.
+const MUST_BE_SEEN_OF_BOUND: [&str; 4] =
+    ["kept the bound", "lifted", "charge returned", "sent before an older one of its class"];
+
 /// The effects of the histories in [`effects_keep_their_order`].
 const DIGEST: &str = "afbd7c7ee033e487cf4ac3e3a39e0b7495b327c44044ad32925f7dd19331f85d";
 
 impl Play {
-    fn new(settings: Settings) -> Self {
+    fn new(kind: Kind, settings: Settings) -> Self {
         Self {
+            bound: (kind == Kind::Crowded).then(Bound::default),
             core: Dispatch::new(settings.clone()),
             reference: Reference::new(settings),
             ledger: Ledger::default(),
@@ -141,6 +163,21 @@ impl Play {
         self.ledger.check_alive(self.reference.requests.keys().copied());
         self.placements.check(&self.reference, core, &actual);
         self.seen.append(&mut self.placements.seen);
+        self.check_shares(event, &actual);
+    }
+
+    /// Checks the places in the queue, and the bound on the service of two keys.
+    fn check_shares(&mut self, event: &Event, effects: &[Effect]) {
+        self.seen.extend(self.reference.fair_occurrences());
+        for (key, position) in self.reference.positions() {
+            assert_eq!(self.core.position(key), Some(position), "the place of {key:?}");
+        }
+        if let Some(bound) = &mut self.bound {
+            bound.apply(event);
+            effects.iter().for_each(|effect| bound.record(effect));
+            bound.check(&self.reference);
+            self.seen.extend(bound.is_proved.then_some("kept the bound"));
+        }
     }
 
     fn note_effects(&mut self, effects: &[Effect]) {
@@ -174,14 +211,18 @@ impl Play {
     /// Translates an op to an event in the current state. One arm each, so it is long.
     fn event(&mut self, op: Op) -> Option<Event> {
         Some(match op {
-            Op::Submit { model, bytes, pin, needs_core1, allowed, share, conversation } => {
+            Op::Submit { model, bytes, pin, needs_core1, allowed, share, conversation, owner } => {
                 let key = RequestKey(self.key());
                 let conversation = conversation.map(|number| placements::conversation(model, number));
                 let model = Model::from(MODELS[model]);
                 let pin = pin.map(|index| self.worker(index).unwrap_or(WorkerKey(0)));
                 let allowed = allowed.map(|mask| Arc::new(models(mask).into_iter().collect()));
                 let share = share.map(|(key, percent)| QueueShare { key: key.to_string().into(), percent });
-                Event::Submit(NewRequest { key, model, bytes, pin, needs_core1, allowed, share, conversation })
+                let owner = owner.map(|OwnerOp { key, weight, class }| {
+                    let weight = Weight::from_hundredths(weight).expect("a weight");
+                    Owner { key: format!("key {key}").into(), weight, class }
+                });
+                Event::Submit(NewRequest { key, model, bytes, pin, needs_core1, allowed, share, conversation, owner })
             }
             Op::Cancel { request, reason } => {
                 let live = self.reference.requests.keys().copied().collect::<Vec<_>>();
@@ -227,6 +268,10 @@ impl Play {
             Op::Begin { request } => {
                 let (worker, request, attempt) = self.running(request)?;
                 Event::Begun { worker, request, attempt }
+            }
+            Op::Use { request, input, output } => {
+                let (worker, request, attempt) = self.running(request)?;
+                Event::Used { worker, request, attempt, usage: TokenUsage { input, output } }
             }
             Op::Homes { worker, homes, backlog } => {
                 let home = |(model, number, bytes)| (placements::conversation(model, number), bytes);
@@ -325,7 +370,10 @@ fn in_order(effects: Vec<Effect>) -> Vec<Effect> {
     let mut effects: Vec<_> = effects.into_iter().filter(|effect| !matches!(effect, Effect::Demand { .. })).collect();
     for effect in &mut effects {
         if let Effect::Fail {
-            failure: Failure::QueueFull { retry_after_secs } | Failure::QueueTimeout { retry_after_secs },
+            failure:
+                Failure::QueueFull { retry_after_secs }
+                | Failure::QueueTimeout { retry_after_secs }
+                | Failure::Displaced { retry_after_secs },
             ..
         } = effect
         {
@@ -353,6 +401,16 @@ fn random_placements_agree_with_reference() {
     run(Kind::Placed, &MUST_BE_SEEN_OF_PLACEMENT);
 }
 
+#[test]
+fn random_shares_agree_with_reference() {
+    run(Kind::Shared, &MUST_BE_SEEN_OF_SHARES);
+}
+
+#[test]
+fn service_of_waiting_keys_differs_by_constant() {
+    run(Kind::Crowded, &MUST_BE_SEEN_OF_BOUND);
+}
+
 /// Plays histories until they have enough events, and everything that must be seen was.
 fn run(kind: Kind, must_be_seen: &[&'static str]) {
     // Half of the events for each kind.
@@ -377,7 +435,7 @@ fn run(kind: Kind, must_be_seen: &[&'static str]) {
         let mut runner = TestRunner::new_with_rng(config, rng(seed));
         seed = seed.wrapping_add(1);
         let outcome = runner.run(&history(kind), |(limits, ops)| {
-            let mut play = Play::new(limits);
+            let mut play = Play::new(kind, limits);
             for op in ops {
                 play.act(op);
             }
@@ -402,7 +460,7 @@ fn effects_keep_their_order() {
     let config = Config { cases: 200, failure_persistence: None, ..Config::default() };
     let digest = RefCell::new(Sha256::new());
     let outcome = TestRunner::new_with_rng(config, rng(1)).run(&history(Kind::Plain), |(limits, ops)| {
-        let mut play = Play::new(limits);
+        let mut play = Play::new(Kind::Plain, limits);
         ops.into_iter().for_each(|op| play.act(op));
         digest.borrow_mut().update(play.digest.finalize());
         Ok(())

@@ -90,6 +90,7 @@ impl Ledger {
             | Event::LoadReported { .. }
             | Event::Completed { .. }
             | Event::Begun { .. }
+            | Event::Used { .. }
             | Event::HomesReported { .. }
             | Event::AttemptFailed { .. }
             | Event::Silent { .. }

@@ -1,6 +1,7 @@
 //! The events of a history, and their probabilities.
 
 mod busy;
+mod crowded;
 mod slots;
 
 use std::fmt::Debug;
@@ -12,7 +13,9 @@ use proptest::prelude::*;
 use modelrelay_protocol::message::Slot;
 
 use crate::dispatch::tests::harness::report;
-use crate::dispatch::{AttemptFailure, CancelReason, Gate, Grant, LoadFailure, LossCause, Model, Placement, Settings};
+use crate::dispatch::{
+    AttemptFailure, CancelReason, Class, Fairness, Gate, Grant, LoadFailure, LossCause, Model, Placement, Settings,
+};
 
 const SHORTEST: usize = 60;
 const LONGEST: usize = 240;
@@ -31,6 +34,7 @@ pub(super) enum Op {
         share: Option<(u8, u8)>,
         /// One of a few for each model.
         conversation: Option<u8>,
+        owner: Option<OwnerOp>,
     },
     Cancel {
         request: usize,
@@ -86,6 +90,12 @@ pub(super) enum Op {
         /// The share of the prompt that was cached, in permille.
         cached: Option<u16>,
     },
+    /// A running request has used tokens.
+    Use {
+        request: usize,
+        input: u64,
+        output: u64,
+    },
     /// The prompt of a running request is computed.
     Begin {
         request: usize,
@@ -132,22 +142,42 @@ pub(super) enum Op {
     },
 }
 
-/// The parts of a history that concern placement.
+/// One of a few keys, its weight in hundredths, and a class.
+#[derive(Clone, Debug)]
+pub(super) struct OwnerOp {
+    pub(super) key: u8,
+    pub(super) weight: u16,
+    pub(super) class: Class,
+}
+
+/// The parts of a history that concern placement and fair shares.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) enum Kind {
     /// None.
     Plain,
     /// Requests have conversations, and both placements are used.
     Placed,
+    /// The same, and requests have owners.
+    Shared,
+    /// A few keys want more than the workers can do.
+    Crowded,
 }
 
 impl Kind {
     /// Draws an optional part of the placement. A plain history must draw nothing, because its effects are pinned.
     fn draw<T: Clone + Debug + 'static>(self, part: impl Strategy<Value = T> + 'static) -> BoxedStrategy<Option<T>> {
         match self {
-            Self::Plain => Just(None).boxed(),
-            Self::Placed => prop::option::weighted(0.8, part).boxed(),
+            Self::Plain | Self::Crowded => Just(None).boxed(),
+            Self::Placed | Self::Shared => prop::option::weighted(0.8, part).boxed(),
         }
+    }
+
+    /// Draws an optional part of fair shares.
+    fn draw_shared<T: Clone + Debug + 'static>(
+        self,
+        part: impl Strategy<Value = T> + 'static,
+    ) -> BoxedStrategy<Option<T>> {
+        if self == Self::Shared { prop::option::weighted(0.8, part).boxed() } else { Just(None).boxed() }
     }
 }
 
@@ -162,13 +192,25 @@ fn op(kind: Kind) -> BoxedStrategy<Op> {
         1 => millis.prop_map(|millis| Op::Oversleep { millis }),
     ];
     match kind {
-        Kind::Plain => op.boxed(),
+        Kind::Plain | Kind::Crowded => op.boxed(),
         Kind::Placed => prop_oneof![12 => op, 1 => begin(), 1 => homes()].boxed(),
+        Kind::Shared => prop_oneof![12 => op, 1 => begin(), 1 => homes(), 2 => use_tokens()].boxed(),
     }
 }
 
 fn begin() -> impl Strategy<Value = Op> {
     any_index().prop_map(|request| Op::Begin { request })
+}
+
+fn use_tokens() -> impl Strategy<Value = Op> {
+    let tokens = (any_index(), 0..20_u64, 0..20_u64);
+    tokens.prop_map(|(request, input, output)| Op::Use { request, input, output })
+}
+
+fn owner() -> impl Strategy<Value = OwnerOp> {
+    let weight = prop::sample::select(vec![1, 100, 100, 100, 250, 10_000]);
+    let class = prop::sample::select(vec![Class::Interactive, Class::Normal, Class::Batch]);
+    (0..4_u8, weight, class).prop_map(|(key, weight, class)| OwnerOp { key, weight, class })
 }
 
 fn homes() -> impl Strategy<Value = Op> {
@@ -192,8 +234,9 @@ fn of_a_request(kind: Kind) -> impl Strategy<Value = Op> {
     let allowed = prop::option::weighted(0.2, 1..ALL_MODELS);
     let share = prop::option::of((0..3_u8, prop::sample::select(vec![1, 20, 50, 80, 100])));
     let conversation = kind.draw(0..CONVERSATIONS);
-    let submit = (0..MODELS.len(), 1..50_u64, pin, prop::bool::weighted(0.15), allowed, share, conversation).prop_map(
-        |(model, bytes, pin, needs_core1, allowed, share, conversation)| Op::Submit {
+    let owner = kind.draw_shared(owner());
+    let submit = (0..MODELS.len(), 1..50_u64, pin, prop::bool::weighted(0.15), allowed, share, conversation, owner)
+        .prop_map(|(model, bytes, pin, needs_core1, allowed, share, conversation, owner)| Op::Submit {
             model,
             bytes,
             pin,
@@ -201,8 +244,8 @@ fn of_a_request(kind: Kind) -> impl Strategy<Value = Op> {
             allowed,
             share,
             conversation,
-        },
-    );
+            owner,
+        });
     let complete = (any_index(), kind.draw(cached())).prop_map(|(request, cached)| Op::Complete { request, cached });
     let reasons = [CancelReason::ClientDisconnect, CancelReason::SlowClient, CancelReason::Admin];
     let cancel = (any_index(), prop::sample::select(reasons.to_vec()))
@@ -285,21 +328,31 @@ fn limits(kind: Kind) -> impl Strategy<Value = Settings> {
         any::<bool>(),
         seconds(&[1, 2, 4, 10, 60]),
         kind.draw(prop::sample::select(vec![0, 1, 2, 3, 10, 10, 100])),
+        kind.draw_shared(prop::sample::select(vec![None, Some(0), Some(500), Some(500), Some(3_000)])),
     )
-        .prop_map(|(enabled, max_queue_len, max_queue_bytes, queue, absent, cold, declared, request, homes)| {
-            Settings {
-                enabled,
-                max_queue_len,
-                max_queue_bytes,
-                queue_timeout: queue,
-                absent_timeout: absent,
-                cold_timeout: cold,
-                cold_models: declared.then(|| MODELS[0].into()).into_iter().collect(),
-                request_timeout: request,
-                placement: if homes.is_some() { Placement::Cache } else { Placement::LeastLoad },
-                max_homes: homes.unwrap_or(100),
-            }
-        })
+        .prop_map(
+            |(enabled, max_queue_len, max_queue_bytes, queue, absent, cold, declared, request, homes, after)| {
+                Settings {
+                    enabled,
+                    max_queue_len,
+                    max_queue_bytes,
+                    queue_timeout: queue,
+                    absent_timeout: absent,
+                    cold_timeout: cold,
+                    cold_models: declared.then(|| MODELS[0].into()).into_iter().collect(),
+                    request_timeout: request,
+                    placement: if homes.is_some() { Placement::Cache } else { Placement::LeastLoad },
+                    max_homes: homes.unwrap_or(100),
+                    fairness: fairness(after),
+                }
+            },
+        )
+}
+
+/// `Some(None)`: by arrival; otherwise the milliseconds until a request is promoted.
+fn fairness(drawn: Option<Option<u64>>) -> Fairness {
+    let shared = |after| Fairness::Shared { promote_after: Duration::from_millis(after) };
+    drawn.map_or(Fairness::default(), |after| after.map_or(Fairness::Fifo, shared))
 }
 
 /// The end of a history: most have none.
@@ -314,7 +367,8 @@ fn last_acts() -> impl Strategy<Value = Vec<Op>> {
 
 pub(super) fn history(kind: Kind) -> BoxedStrategy<(Settings, Vec<Op>)> {
     match kind {
-        Kind::Plain => any_history(kind).boxed(),
+        Kind::Plain | Kind::Shared => any_history(kind).boxed(),
+        Kind::Crowded => crowded::history().boxed(),
         Kind::Placed => prop_oneof![3 => any_history(kind), 1 => busy::history()].boxed(),
     }
 }

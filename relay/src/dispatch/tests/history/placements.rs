@@ -72,6 +72,7 @@ impl Placements {
             | Event::SlotsReported { .. }
             | Event::Completed { .. }
             | Event::Begun { .. }
+            | Event::Used { .. }
             | Event::AttemptFailed { .. }
             | Event::Silent { .. }
             | Event::WorkerDraining { .. }
@@ -131,8 +132,9 @@ impl Placements {
         };
         let has_waited =
             |key: &RequestKey| *key < sent && self.waiting.contains(&(*key, worker)) && takes_its_room(key);
+        let is_like = |key: &RequestKey| reference.is_like(sent, *key);
         let still = pairs(reference).filter(|(_, able)| *able == worker).map(|(key, _)| key);
-        for overtaken in still.filter(has_waited).collect::<Vec<_>>() {
+        for overtaken in still.filter(has_waited).filter(is_like).collect::<Vec<_>>() {
             self.seen.insert("overtaken");
             assert_eq!(decision, Decision::Home, "{sent:?} has overtaken {overtaken:?}");
             let times = self.overtaken.entry(overtaken).or_default();

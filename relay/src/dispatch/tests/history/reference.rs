@@ -2,17 +2,19 @@
 //! time passes. Slow, and independent of everything that makes the core fast.
 
 mod events;
+mod fair;
 mod homes;
 mod multiplexer;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use self::fair::{Accounts, Flow};
 pub(super) use self::homes::process;
 use self::homes::{Homes, changes_servers};
 use self::multiplexer::{Choice, Multiplexer};
 use crate::dispatch::{
-    CancelReason, Effect, Event, Failure, Grant, Model, NewRequest, NewWorker, RequestKey, Settings, WorkerKey,
+    CancelReason, Class, Effect, Event, Failure, Grant, Model, NewRequest, NewWorker, RequestKey, Settings, WorkerKey,
 };
 
 pub(super) struct Reference {
@@ -29,6 +31,7 @@ pub(super) struct Reference {
     /// The multiplexer whose slots this event was about.
     just_notified: Option<WorkerKey>,
     homes: Homes,
+    accounts: Accounts,
     /// The requests that this event put back into the queue.
     requeued: BTreeSet<RequestKey>,
     /// The order in which the core sends requests, where two orders are right.
@@ -62,6 +65,10 @@ pub(super) struct Request {
     cost: u64,
     /// The number of requests that were sent before it although they came later.
     pub(super) overtaken: u32,
+    flow: Flow,
+    class: Class,
+    /// The service that its key was charged for this attempt.
+    charged: u64,
 }
 
 pub(super) struct Worker {
@@ -98,6 +105,7 @@ impl Reference {
             passed_over: BTreeMap::new(),
             just_notified: None,
             homes: Homes::default(),
+            accounts: Accounts::default(),
             requeued: BTreeSet::new(),
             order: None,
             out: Vec::new(),
@@ -114,6 +122,7 @@ impl Reference {
 
     /// Returns the effects that were due before the event, and the event's own. `order` is that of the core's effects.
     pub(super) fn handle(&mut self, event: Event, order: &[Effect]) -> (Vec<Effect>, Vec<Effect>) {
+        self.raise_floor();
         self.expire();
         let due = std::mem::take(&mut self.out);
         let (changes_servers, had_failing) = (changes_servers(&event), self.has_failing());
@@ -152,19 +161,6 @@ impl Reference {
     pub(super) fn keys_waiting(&self) -> usize {
         let shares = self.queued().filter_map(|key| self.requests[&key].new.share.as_ref());
         shares.map(|share| &share.key).collect::<BTreeSet<_>>().len()
-    }
-
-    /// Returns the share that leaves no room for a request; the first request of a key may always wait.
-    fn share_is_full(&self, new: &NewRequest) -> Option<u8> {
-        let share = new.share.as_ref()?;
-        let others = self.queued().filter(|key| *key != new.key).map(|key| &self.requests[&key].new);
-        let same: Vec<_> =
-            others.filter(|other| other.share.as_ref().is_some_and(|held| held.key == share.key)).collect();
-        let part = |whole: u64| whole * u64::from(share.percent) / 100;
-        let too_many = same.len() as u64 + 1 > part(self.settings.max_queue_len as u64);
-        let bytes: u64 = same.iter().map(|other| other.bytes).sum();
-        let too_large = bytes + new.bytes > part(self.settings.max_queue_bytes);
-        (!same.is_empty() && (too_many || too_large)).then_some(share.percent)
     }
 
     pub(super) fn queued_bytes(&self) -> u64 {
@@ -280,9 +276,11 @@ impl Reference {
         self.workers.values().any(|worker| !worker.draining && serves(worker)) && !self.is_to_be_loaded(request)
     }
 
-    /// Matches requests and workers, oldest first, and ends requests that cannot be served.
+    /// Matches requests and workers, in the fair order, and ends requests that cannot be served.
     fn settle(&mut self) {
-        for key in self.queued().collect::<Vec<_>>() {
+        loop {
+            let able: Vec<_> = self.queued().filter(|key| self.best_for(*key).is_some()).collect();
+            let Some(key) = self.fairest(&able) else { break };
             self.place(key);
         }
         for key in self.queued().collect::<Vec<_>>() {
@@ -302,23 +300,23 @@ impl Reference {
         }
     }
 
-    /// Sends a waiting request to the best worker, after those at home there that may overtake it.
+    /// Sends a waiting request to the best worker, or one at home there that may overtake it.
     fn place(&mut self, key: RequestKey) {
-        while self.requests[&key].worker.is_none()
-            && let Some(worker) = self.best_for(key)
-        {
-            let is_overtaken = |(first, _): &(RequestKey, Vec<RequestKey>)| {
-                let Some(order) = &self.order else { return true };
-                let place = |key| order.iter().position(|sent| *sent == key).unwrap_or(usize::MAX);
-                place(*first) < place(key)
-            };
-            let Some((first, overtaken)) = self.overtaker(key, worker).filter(is_overtaken) else {
-                self.send(key, worker);
-                return;
-            };
-            overtaken.into_iter().for_each(|key| self.request(key).overtaken += 1);
-            self.send(first, worker);
-        }
+        let worker = self.best_for(key).expect("a worker with room");
+        let is_overtaken = |(first, _): &(RequestKey, Vec<RequestKey>)| {
+            let Some(order) = &self.order else { return true };
+            let place = |key| order.iter().position(|sent| *sent == key).unwrap_or(usize::MAX);
+            place(*first) < place(key)
+        };
+        let overtaker = self.overtaker(key, worker).filter(is_overtaken);
+        let (first, overtaken) = overtaker.unwrap_or((key, vec![]));
+        overtaken.into_iter().for_each(|key| self.request(key).overtaken += 1);
+        self.send(first, worker);
+    }
+
+    /// Returns the occurrences that concern fair shares since the last call.
+    pub(super) fn fair_occurrences(&mut self) -> Vec<&'static str> {
+        std::mem::take(&mut self.accounts.seen)
     }
 
     fn unservable(&self, key: RequestKey) -> Option<Failure> {
@@ -347,6 +345,7 @@ impl Reference {
         self.turn += 1;
         self.workers.get_mut(&worker).unwrap().turn = self.turn;
         let decision = self.note_send(key, worker);
+        self.charge(key);
         let now = self.now;
         let request = self.request(key);
         request.attempts += 1;

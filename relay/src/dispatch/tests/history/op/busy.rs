@@ -6,7 +6,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::{CONVERSATIONS, Op, any_index, begin, cached};
-use crate::dispatch::{AttemptFailure, CancelReason, Placement, Settings};
+use crate::dispatch::{AttemptFailure, CancelReason, Fairness, Placement, Settings};
 
 pub(super) fn history() -> impl Strategy<Value = (Settings, Vec<Op>)> {
     let joins = vec(join(), 2..4);
@@ -24,6 +24,7 @@ pub(super) fn history() -> impl Strategy<Value = (Settings, Vec<Op>)> {
             request_timeout: long,
             placement: Placement::Cache,
             max_homes,
+            fairness: Fairness::default(),
         };
         (settings, ops)
     })
@@ -52,6 +53,7 @@ fn op() -> impl Strategy<Value = Op> {
         allowed: None,
         share: None,
         conversation,
+        owner: None,
     });
     let complete =
         (any_index(), prop::option::of(cached())).prop_map(|(request, cached)| Op::Complete { request, cached });

@@ -32,6 +32,11 @@ impl Reference {
                     self.request(request).cost = 0;
                 }
             }
+            Event::Used { worker, request, attempt, usage } => {
+                if self.is_current(worker, request, attempt) {
+                    self.use_tokens(request, usage);
+                }
+            }
             Event::HomesReported { worker, homes, backlog } => self.report_homes(worker, &homes, backlog),
             Event::Completed { worker, request, attempt, cached } => {
                 if self.is_current(worker, request, attempt) {
@@ -120,10 +125,8 @@ impl Reference {
     fn submit(&mut self, new: NewRequest) {
         let key = new.key;
         let in_slot = self.multiplexers(&new.model).next().is_some();
-        let full = self.queued().count() >= self.settings.max_queue_len
-            || self.queued_bytes() + new.bytes > self.settings.max_queue_bytes
-            || self.is_full_of_unserved(&new.model);
-        let share_full = self.share_is_full(&new);
+        let reserved = self.is_full_of_unserved(&new.model);
+        let (flow, class) = self.share_of(&new);
         self.requests.insert(
             key,
             Request {
@@ -145,6 +148,9 @@ impl Reference {
                 believed: 0,
                 cost: 0,
                 overtaken: 0,
+                flow,
+                class,
+                charged: 0,
             },
         );
         let refused = if self.deleted {
@@ -157,17 +163,24 @@ impl Reference {
             self.unservable(key)
         };
         let no_place = || {
-            let full = full && self.best_for(key).is_none();
+            let full = (reserved || self.is_full(key, class)) && self.best_for(key).is_none();
             full.then_some(Failure::QueueFull { retry_after_secs: 1 })
         };
         let no_share = || {
-            let percent = share_full.filter(|_| self.best_for(key).is_none())?;
+            let percent = self.share_is_full(key, class).filter(|_| self.best_for(key).is_none())?;
             Some(Failure::QueueShareFull { percent })
         };
         let no_load = || self.best_for(key).is_none().then(|| self.no_load(key)).flatten();
         if let Some(failure) = refused.or_else(no_load).or_else(no_place).or_else(no_share) {
             self.fail(key, failure);
+            return;
         }
+        while self.best_for(key).is_none()
+            && let Some(displaced) = self.displaced_by(key)
+        {
+            self.fail(displaced, Failure::Displaced { retry_after_secs: 1 });
+        }
+        self.arrive(key);
     }
 
     /// True if no worker serves the model, and such requests fill all but a tenth of the queue although workers are
@@ -272,6 +285,7 @@ impl Reference {
     }
 
     fn requeue(&mut self, key: RequestKey, reason: RequeueReason) {
+        self.return_charge(key);
         let now = self.now;
         let request = self.request(key);
         request.worker = None;

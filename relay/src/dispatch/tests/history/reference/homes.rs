@@ -253,12 +253,16 @@ impl Reference {
             return None;
         }
         let concerns = |key: &RequestKey| {
+            if !self.is_like(oldest, *key) {
+                return false;
+            }
             let new = &self.requests[key].new;
             new.pin.map_or_else(|| self.workers[&worker].models.contains(&new.model), |pin| pin == worker)
         };
         let (lane, others): (Vec<_>, Vec<_>) = self.queued().partition(|key| self.is_same_lane(oldest, *key));
         let beside = others.into_iter().filter(concerns);
-        let limit = beside.chain(self.requeued.iter().copied().filter(|key| *key > oldest)).min();
+        let requeued = self.requeued.iter().copied().filter(|key| *key > oldest && self.is_like(oldest, *key));
+        let limit = beside.chain(requeued).min();
         let lane = lane.into_iter().take(16).filter(|key| limit.is_none_or(|limit| *key < limit));
         let (mut before, mut at_home) = (Vec::new(), None);
         for key in lane {
@@ -278,7 +282,7 @@ impl Reference {
             let Request { new, failures, .. } = &self.requests[&key];
             (&new.model, new.pin, new.needs_core1, &new.allowed, failures)
         };
-        lane(one) == lane(other)
+        lane(one) == lane(other) && self.is_like(one, other)
     }
 
     /// Records that a worker failed a request; failures before its last announcement of the model are dropped.

@@ -1,0 +1,363 @@
+//! The service that each API key has attained, and the order of waiting requests that follows from it.
+//!
+//! A *flow* is what the requests of one key have in common; the requests without a key are one flow, too. The lanes of
+//! all flows stand in four *lines*: one for each class, and one more for the lanes whose first request is promoted. A
+//! line is in the order of the flows' service, then of arrival.
+//!
+//! A charge moves one flow within each line, whatever number of lanes it has, so it costs the logarithm of the number of
+//! flows that wait.
+//!
+//! The *floor* is the least service of a flow with waiting requests, and never falls. A flow that begins to wait is
+//! lifted to it, so time without requests gives no credit. Hence a flow at or below the floor need not be remembered
+//! once its last request has ended; of the others, [`MAX_IDLE`] are.
+
+use std::collections::{BTreeSet, HashMap};
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use super::event::RequestKey;
+use super::fairness::{Class, Owner, Service, Weight};
+
+/// The largest number of flows that are remembered without requests.
+const MAX_IDLE: usize = 1000;
+
+/// The line of promoted lanes; those before it are the classes.
+const PROMOTED: usize = Class::ALL.len();
+const LINES: usize = PROMOTED + 1;
+
+/// A flow's number, valid while a request holds it.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) struct FlowId(u32);
+
+impl FlowId {
+    /// The flow of requests without a key.
+    pub(crate) const ANONYMOUS: Self = Self(0);
+}
+
+/// The place of a waiting request among those that the same slot can serve, unless one of them is promoted.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) struct FairRank {
+    pub(crate) class: Class,
+    pub(crate) service: Service,
+    pub(crate) key: RequestKey,
+}
+
+/// Chooses one of the requests that a slot can serve: the first by rank, unless a promoted request's flow has attained
+/// less service.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct FairChoice {
+    first: Option<FairRank>,
+    promoted: Option<FairRank>,
+}
+
+impl FairChoice {
+    pub(crate) fn add(&mut self, rank: FairRank, is_promoted: bool) {
+        self.first = Some(self.first.map_or(rank, |first| first.min(rank)));
+        if is_promoted {
+            let sooner = |old: FairRank| if (rank.service, rank.key) < (old.service, old.key) { rank } else { old };
+            self.promoted = Some(self.promoted.map_or(rank, sooner));
+        }
+    }
+
+    /// The first by rank, whether it is chosen or not.
+    pub(crate) fn first(&self) -> Option<RequestKey> {
+        self.first.map(|first| first.key)
+    }
+
+    pub(crate) fn chosen(&self) -> Option<RequestKey> {
+        let first = self.first?;
+        Some(self.promoted.filter(|promoted| promoted.service < first.service).unwrap_or(first).key)
+    }
+}
+
+/// A search through a line has met too many lanes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TooFar;
+
+#[derive(Debug)]
+struct Flow<L> {
+    /// `None`: the requests without a key.
+    key: Option<Arc<str>>,
+    weight: Weight,
+    service: Service,
+    /// The number of its unfinished requests.
+    held: usize,
+    /// The number of those that wait.
+    waiting: usize,
+    /// The first request of each of its lanes that are not pinned, by line, oldest first.
+    lanes: [BTreeSet<(RequestKey, L)>; LINES],
+}
+
+impl<L: Ord> Flow<L> {
+    fn new(key: Option<Arc<str>>) -> Self {
+        let lanes = std::array::from_fn(|_| BTreeSet::new());
+        Self { key, weight: Weight::default(), service: 0, held: 0, waiting: 0, lanes }
+    }
+}
+
+/// All flows, by key and by number. `L` identifies a lane.
+#[derive(Debug)]
+pub(crate) struct Flows<L> {
+    flows: Vec<Flow<L>>,
+    /// Unused numbers.
+    free: Vec<FlowId>,
+    ids: HashMap<Arc<str>, FlowId>,
+    /// The flows of each line, with the first request of their first lane there.
+    lines: [BTreeSet<(Service, RequestKey, FlowId)>; LINES],
+    /// The flows with waiting requests.
+    active: BTreeSet<(Service, FlowId)>,
+    /// The flows without requests.
+    idle: BTreeSet<(Service, FlowId)>,
+    floor: Service,
+}
+
+impl<L: Ord> Default for Flows<L> {
+    fn default() -> Self {
+        Self {
+            flows: vec![Flow::new(None)],
+            free: Vec::new(),
+            ids: HashMap::new(),
+            lines: std::array::from_fn(|_| BTreeSet::new()),
+            active: BTreeSet::new(),
+            idle: BTreeSet::new(),
+            floor: 0,
+        }
+    }
+}
+
+impl<L: Copy + Ord + Debug> Flows<L> {
+    /// Holds a key's flow for a request, with the weight that the request states.
+    pub(crate) fn retain(&mut self, owner: Option<&Owner>) -> FlowId {
+        let id = owner.map_or(FlowId::ANONYMOUS, |owner| self.intern(owner));
+        let flow = self.flow_mut(id);
+        flow.held += 1;
+        let was_idle = (flow.held == 1 && id != FlowId::ANONYMOUS).then_some(flow.service);
+        if let Some(service) = was_idle {
+            self.idle.remove(&(service, id));
+        }
+        id
+    }
+
+    /// The opposite of [`retain`](Self::retain).
+    pub(crate) fn release(&mut self, id: FlowId) {
+        let flow = self.flow_mut(id);
+        flow.held -= 1;
+        let became_idle = (flow.held == 0 && id != FlowId::ANONYMOUS).then_some(flow.service);
+        if let Some(service) = became_idle {
+            self.idle.insert((service, id));
+            self.forget_idle();
+        }
+    }
+
+    fn intern(&mut self, owner: &Owner) -> FlowId {
+        let known = self.ids.get(&owner.key).copied();
+        let id = known.unwrap_or_else(|| {
+            let id = self.free.pop().unwrap_or_else(|| {
+                self.flows.push(Flow::new(None));
+                FlowId(u32::try_from(self.flows.len() - 1).expect("fewer than four billion keys"))
+            });
+            *self.flow_mut(id) = Flow::new(Some(Arc::clone(&owner.key)));
+            self.ids.insert(Arc::clone(&owner.key), id);
+            id
+        });
+        self.flow_mut(id).weight = owner.weight;
+        id
+    }
+
+    /// Raises the floor to the least service of a waiting flow. Called before each event, so it does not depend on the
+    /// order in which requests leave the queue during one.
+    pub(crate) fn raise_floor(&mut self) {
+        if let Some((least, _)) = self.active.first().filter(|(least, _)| *least > self.floor) {
+            self.floor = *least;
+            self.forget_idle();
+        }
+    }
+
+    /// Forgets flows that the floor would lift anyway, and those of the least service beyond the limit.
+    fn forget_idle(&mut self) {
+        while let Some((service, id)) = self.idle.first().copied() {
+            if service > self.floor && self.idle.len() <= MAX_IDLE {
+                return;
+            }
+            self.idle.pop_first();
+            if let Some(key) = self.flow_mut(id).key.take() {
+                self.ids.remove(&key);
+            }
+            self.free.push(id);
+        }
+    }
+
+    /// A new request will be sent or will wait: lifts its flow to the floor if none of its requests waits.
+    pub(crate) fn handle_arrival(&mut self, id: FlowId) {
+        let floor = self.floor;
+        let flow = self.flow_mut(id);
+        if flow.waiting == 0 {
+            flow.service = flow.service.max(floor);
+        }
+        if self.active.is_empty() {
+            // It is the least active one for a moment, although it may not have to wait.
+            self.floor = self.flow(id).service;
+        }
+    }
+
+    /// A request begins to wait.
+    pub(crate) fn handle_waiting(&mut self, id: FlowId) {
+        let flow = self.flow_mut(id);
+        flow.waiting += 1;
+        if flow.waiting == 1 {
+            let entry = (flow.service, id);
+            self.active.insert(entry);
+        }
+    }
+
+    /// A request waits no more.
+    pub(crate) fn handle_gone(&mut self, id: FlowId) {
+        let flow = self.flow_mut(id);
+        flow.waiting -= 1;
+        if flow.waiting == 0 {
+            let entry = (flow.service, id);
+            self.active.remove(&entry);
+        }
+    }
+
+    /// Replaces what a flow was charged for a request by the service of this number of tokens, which it returns.
+    pub(crate) fn charge(&mut self, id: FlowId, charged: Service, tokens: u64) -> Service {
+        let charge = self.flow(id).weight.service(tokens);
+        self.set_service(id, self.service(id).saturating_sub(charged).saturating_add(charge));
+        charge
+    }
+
+    pub(crate) fn service(&self, id: FlowId) -> Service {
+        self.flow(id).service
+    }
+
+    pub(crate) fn weight(&self, id: FlowId) -> Weight {
+        self.flow(id).weight
+    }
+
+    fn set_service(&mut self, id: FlowId, service: Service) {
+        let flow = &mut self.flows[id.0 as usize];
+        let old = std::mem::replace(&mut flow.service, service);
+        if old == service {
+            return;
+        }
+        if flow.waiting > 0 {
+            self.active.remove(&(old, id));
+            self.active.insert((service, id));
+        }
+        for (line, lanes) in self.lines.iter_mut().zip(&flow.lanes) {
+            if let Some((first, _)) = lanes.first() {
+                line.remove(&(old, *first, id));
+                line.insert((service, *first, id));
+            }
+        }
+    }
+
+    /// Adds a lane with this first request to the line of its class.
+    pub(crate) fn add(&mut self, id: FlowId, class: Class, first: (RequestKey, L)) {
+        self.change(id, class as usize, |lanes| _ = lanes.insert(first));
+    }
+
+    pub(crate) fn remove(&mut self, id: FlowId, class: Class, first: (RequestKey, L)) {
+        self.change(id, class as usize, |lanes| _ = lanes.remove(&first));
+    }
+
+    /// Adds a lane to the line of promoted ones. It stays in the line of its class.
+    pub(crate) fn promote(&mut self, id: FlowId, first: (RequestKey, L)) {
+        self.change(id, PROMOTED, |lanes| _ = lanes.insert(first));
+    }
+
+    pub(crate) fn demote(&mut self, id: FlowId, first: (RequestKey, L)) {
+        self.change(id, PROMOTED, |lanes| _ = lanes.remove(&first));
+    }
+
+    fn change(&mut self, id: FlowId, line: usize, change: impl FnOnce(&mut BTreeSet<(RequestKey, L)>)) {
+        let flow = &mut self.flows[id.0 as usize];
+        let lanes = &mut flow.lanes[line];
+        let first = |lanes: &BTreeSet<(RequestKey, L)>| lanes.first().map(|(key, _)| *key);
+        let old = first(lanes);
+        change(lanes);
+        let new = first(lanes);
+        if old != new {
+            if let Some(old) = old {
+                self.lines[line].remove(&(flow.service, old, id));
+            }
+            self.lines[line].extend(new.map(|new| (flow.service, new, id)));
+        }
+    }
+
+    /// Returns the choice among the first requests of all lanes that suit, searching at most this number of lanes.
+    /// `has_rivals`: requests of higher classes may be added, so a promoted one matters even if it would not be chosen.
+    pub(crate) fn choose(
+        &self,
+        mut steps: usize,
+        has_rivals: bool,
+        suits: impl Fn(RequestKey, L) -> bool,
+    ) -> Result<FairChoice, TooFar> {
+        let mut choice = FairChoice::default();
+        for class in Class::ALL {
+            if let Some((service, key)) = self.first(class as usize, None, &mut steps, &suits)? {
+                choice.add(FairRank { class, service, key }, false);
+                let below = (!has_rivals).then_some(service);
+                if let Some((less, key)) = self.first(PROMOTED, below, &mut steps, &suits)? {
+                    choice.add(FairRank { class: Class::Batch, service: less, key }, true);
+                }
+                break;
+            }
+        }
+        Ok(choice)
+    }
+
+    /// Returns the first request of a line that suits, among the flows that have attained less than `below`.
+    fn first(
+        &self,
+        line: usize,
+        below: Option<Service>,
+        steps: &mut usize,
+        suits: impl Fn(RequestKey, L) -> bool,
+    ) -> Result<Option<(Service, RequestKey)>, TooFar> {
+        let mut best: Option<(Service, RequestKey)> = None;
+        // Of flows with the same service, the first lane may not suit.
+        let is_behind = |best: Option<(Service, RequestKey)>, at| best.is_some_and(|best| best < at);
+        for (service, oldest, id) in &self.lines[line] {
+            if below.is_some_and(|below| *service >= below) || is_behind(best, (*service, *oldest)) {
+                break;
+            }
+            for (key, lane) in &self.flow(*id).lanes[line] {
+                if is_behind(best, (*service, *key)) {
+                    break;
+                }
+                *steps = steps.checked_sub(1).ok_or(TooFar)?;
+                if suits(*key, *lane) {
+                    best = Some((*service, *key));
+                    break;
+                }
+            }
+        }
+        Ok(best)
+    }
+
+    /// Returns the first request of each lane of a flow in the line of a class, oldest first.
+    pub(crate) fn lanes_of(&self, id: FlowId, class: Class) -> impl Iterator<Item = (RequestKey, L)> {
+        self.flow(id).lanes[class as usize].iter().copied()
+    }
+
+    /// The oldest request that waits without a pin.
+    pub(crate) fn oldest(&self) -> Option<RequestKey> {
+        self.lines[..PROMOTED].iter().flatten().map(|(_, key, _)| *key).min()
+    }
+
+    /// The number of keys that are remembered.
+    #[cfg(test)]
+    pub(crate) fn len(&self) -> usize {
+        self.ids.len()
+    }
+
+    fn flow(&self, id: FlowId) -> &Flow<L> {
+        &self.flows[id.0 as usize]
+    }
+
+    fn flow_mut(&mut self, id: FlowId) -> &mut Flow<L> {
+        &mut self.flows[id.0 as usize]
+    }
+}

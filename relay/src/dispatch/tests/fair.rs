@@ -1,0 +1,300 @@
+//! Fair shares between API keys.
+
+use super::harness::{Provider, secs, settings};
+use crate::dispatch::{
+    AttemptFailure, CancelReason, Class, Event, Fairness, Owner, QueueShare, RequestKey, Settings, TokenUsage, Weight,
+    WorkerKey,
+};
+use Class::{Batch, Interactive, Normal};
+
+const NOTHING: [&str; 0] = [];
+
+fn submit(p: &mut Provider, request: u64, key: &str, class: Class) -> Vec<String> {
+    submit_weighing(p, request, key, (100, class))
+}
+
+fn submit_weighing(p: &mut Provider, request: u64, key: &str, (hundredths, class): (u16, Class)) -> Vec<String> {
+    let weight = Weight::from_hundredths(hundredths).unwrap();
+    p.submit_with(request, "m", |new| new.owner = Some(Owner { key: key.into(), weight, class }))
+}
+
+/// A provider with one slot, which request 0 of the key `z` uses.
+fn busy() -> Provider {
+    busy_with(settings())
+}
+
+fn busy_with(settings: Settings) -> Provider {
+    let mut p = Provider::with(settings);
+    p.join(1, &["m"], 1);
+    submit(&mut p, 0, "z", Normal);
+    p
+}
+
+/// The running request and its successors end one after the other. Returns their order.
+fn order(p: &mut Provider, mut running: u64, count: usize) -> Vec<u64> {
+    let mut order = Vec::new();
+    for _ in 0..count {
+        let lines = p.complete(running);
+        running = lines[1].split([' ', 'r']).find_map(|word| word.parse().ok()).unwrap();
+        order.push(running);
+    }
+    order
+}
+
+fn use_tokens(p: &mut Provider, request: u64, input: u64, output: u64) {
+    let (worker, request, usage) = (WorkerKey(1), RequestKey(request), TokenUsage { input, output });
+    assert_eq!(p.handle(Event::Used { worker, request, attempt: 1, usage }), NOTHING);
+}
+
+#[test]
+fn keys_alternate_whoever_came_first() {
+    let mut p = busy();
+    (1..=4).for_each(|request| _ = submit(&mut p, request, "a", Normal));
+    (5..=6).for_each(|request| _ = submit(&mut p, request, "b", Normal));
+    assert_eq!(order(&mut p, 0, 6), [1, 5, 2, 6, 3, 4]);
+}
+
+#[test]
+fn fifo_ignores_owners() {
+    let mut p = busy_with(Settings { fairness: Fairness::Fifo, max_queue_len: 4, ..settings() });
+    (1..=3).for_each(|request| _ = submit(&mut p, request, "a", Batch));
+    submit(&mut p, 4, "b", Interactive);
+    assert_eq!(submit(&mut p, 5, "b", Interactive), ["fail r5: QueueFull { retry_after_secs: 30 }"]);
+    assert_eq!(order(&mut p, 0, 4), [1, 2, 3, 4]);
+}
+
+#[test]
+fn requests_without_owner_share_one_key() {
+    let mut p = busy();
+    (1..=3).for_each(|request| _ = p.submit(request, "m"));
+    submit(&mut p, 4, "a", Normal);
+    assert_eq!(order(&mut p, 0, 4), [1, 4, 2, 3]);
+}
+
+#[test]
+fn higher_class_goes_first() {
+    let mut p = busy();
+    submit(&mut p, 1, "a", Batch);
+    p.submit(2, "m");
+    submit(&mut p, 3, "c", Interactive);
+    assert_eq!(order(&mut p, 0, 3), [3, 2, 1]);
+}
+
+#[test]
+fn heavier_key_is_served_more_often() {
+    let mut p = busy();
+    (1..=6).for_each(|request| _ = submit_weighing(&mut p, request, "a", (100, Normal)));
+    (7..=12).for_each(|request| _ = submit_weighing(&mut p, request, "b", (200, Normal)));
+    assert_eq!(order(&mut p, 0, 9), [1, 7, 8, 2, 9, 10, 3, 11, 12]);
+}
+
+#[test]
+fn usage_replaces_estimate() {
+    let mut p = busy();
+    (1..=4).for_each(|request| _ = submit(&mut p, request, "a", Normal));
+    (5..=8).for_each(|request| _ = submit(&mut p, request, "b", Normal));
+    assert_eq!(order(&mut p, 0, 1), [1]);
+    // Worth four requests of 25 tokens.
+    use_tokens(&mut p, 1, 40, 30);
+    assert_eq!(order(&mut p, 1, 6), [5, 6, 7, 8, 2, 3]);
+}
+
+#[test]
+fn usage_of_cancelled_request_is_charged() {
+    let mut p = busy();
+    (1..=3).for_each(|request| _ = submit(&mut p, request, "a", Normal));
+    (4..=6).for_each(|request| _ = submit(&mut p, request, "b", Normal));
+    assert_eq!(order(&mut p, 0, 1), [1]);
+    use_tokens(&mut p, 1, 40, 20);
+    let reason = CancelReason::ClientDisconnect;
+    let lines = p.handle(Event::Cancel { request: RequestKey(1), reason });
+    assert_eq!(lines[2], "send r4 to w1 #1");
+    assert_eq!(order(&mut p, 4, 3), [5, 6, 2]);
+}
+
+#[test]
+fn usage_of_earlier_attempt_is_ignored() {
+    let mut p = busy();
+    submit(&mut p, 1, "z", Normal);
+    submit(&mut p, 2, "b", Normal);
+    let usage = TokenUsage { input: 1 << 20, output: 0 };
+    p.handle(Event::Used { worker: WorkerKey(1), request: RequestKey(0), attempt: 2, usage });
+    p.handle(Event::Used { worker: WorkerKey(2), request: RequestKey(0), attempt: 1, usage });
+    submit(&mut p, 3, "z", Normal);
+    assert_eq!(order(&mut p, 0, 3), [1, 2, 3]);
+}
+
+#[test]
+fn idle_key_gets_no_credit() {
+    let mut p = busy();
+    (1..=8).for_each(|request| _ = submit(&mut p, request, "a", Normal));
+    assert_eq!(order(&mut p, 0, 4), [1, 2, 3, 4]);
+    // Without the lift `b` would be sent four requests in a row.
+    (9..=12).for_each(|request| _ = submit(&mut p, request, "b", Normal));
+    assert_eq!(order(&mut p, 4, 4), [5, 9, 6, 10]);
+}
+
+#[test]
+fn key_keeps_debt_after_short_pause() {
+    let mut p = busy();
+    submit(&mut p, 1, "a", Normal);
+    (2..=4).for_each(|request| _ = submit(&mut p, request, "b", Normal));
+    assert_eq!(order(&mut p, 0, 1), [1]);
+    use_tokens(&mut p, 1, 1_000, 0);
+    assert_eq!(order(&mut p, 1, 1), [2]);
+    submit(&mut p, 5, "a", Normal);
+    assert_eq!(order(&mut p, 2, 3), [3, 4, 5]);
+}
+
+#[test]
+fn promoted_request_goes_before_busier_higher_class() {
+    let mut p = busy();
+    submit(&mut p, 1, "slow", Batch);
+    submit(&mut p, 2, "slow", Batch);
+    p.pass(14.9);
+    (3..=5).for_each(|request| _ = submit(&mut p, request, "chat", Interactive));
+    assert_eq!(order(&mut p, 0, 1), [3], "not promoted yet");
+    p.pass(0.1);
+    assert_eq!(order(&mut p, 3, 4), [1, 4, 2, 5], "by service");
+}
+
+#[test]
+fn promoted_request_does_not_pass_its_own_class() {
+    let mut p = busy();
+    (1..=2).for_each(|request| _ = submit(&mut p, request, "old", Normal));
+    p.pass(20.0);
+    (3..=4).for_each(|request| _ = submit(&mut p, request, "new", Normal));
+    assert_eq!(order(&mut p, 0, 4), [1, 3, 2, 4]);
+}
+
+#[test]
+fn promoted_request_goes_before_pinned_higher_class() {
+    let mut p = busy();
+    submit(&mut p, 1, "slow", Batch);
+    let pinned = |p: &mut Provider, request| {
+        let owner = Owner { key: "chat".into(), weight: Weight::default(), class: Interactive };
+        p.submit_with(request, "m", |new| (new.owner, new.pin) = (Some(owner), Some(WorkerKey(1))))
+    };
+    (2..=3).for_each(|request| _ = pinned(&mut p, request));
+    assert_eq!(order(&mut p, 0, 1), [2]);
+    p.pass(15.0);
+    assert_eq!(order(&mut p, 2, 2), [1, 3]);
+}
+
+#[test]
+fn new_promotion_age_applies_to_waiting_requests() {
+    let mut p = busy();
+    submit(&mut p, 1, "slow", Batch);
+    p.pass(2.0);
+    (2..=3).for_each(|request| _ = submit(&mut p, request, "chat", Interactive));
+    assert_eq!(order(&mut p, 0, 1), [2]);
+    p.change(|settings| settings.fairness = Fairness::Shared { promote_after: secs(1.0) });
+    assert_eq!(order(&mut p, 2, 1), [1]);
+}
+
+#[test]
+fn requeue_returns_charge_and_keeps_place() {
+    let mut p = busy();
+    (1..=3).for_each(|request| _ = submit(&mut p, request, "a", Normal));
+    (4..=5).for_each(|request| _ = submit(&mut p, request, "b", Normal));
+    assert_eq!(order(&mut p, 0, 1), [1]);
+    let lines = p.fail(1, AttemptFailure::SeveredBySwap);
+    assert_eq!(lines, ["requeued r1 #1: SeveredBySwap", "send r1 to w1 #2"]);
+    assert_eq!(order(&mut p, 1, 4), [4, 2, 5, 3]);
+}
+
+#[test]
+fn lost_requests_are_placed_by_share() {
+    let mut p = Provider::new();
+    p.join(1, &["m"], 3);
+    (1..=2).for_each(|request| _ = submit(&mut p, request, "a", Batch));
+    submit(&mut p, 3, "b", Interactive);
+    p.join(2, &["m"], 1);
+    let lines = p.lose(1, &[]);
+    assert_eq!(lines.last().unwrap(), "send r3 to w2 #2");
+}
+
+#[test]
+fn higher_class_displaces_youngest_of_lowest() {
+    let mut p = busy_with(Settings { max_queue_len: 3, ..settings() });
+    submit(&mut p, 1, "a", Batch);
+    submit(&mut p, 2, "b", Batch);
+    submit(&mut p, 3, "c", Normal);
+    let displaced = |request: u64| vec![format!("fail r{request}: Displaced {{ retry_after_secs: 30 }}")];
+    assert_eq!(submit(&mut p, 4, "d", Batch), ["fail r4: QueueFull { retry_after_secs: 30 }"]);
+    assert_eq!(submit(&mut p, 5, "e", Interactive), displaced(2));
+    assert_eq!(submit(&mut p, 6, "c", Normal), ["fail r1: Displaced { retry_after_secs: 30 }"]);
+    assert_eq!(submit(&mut p, 7, "c", Normal), ["fail r7: QueueFull { retry_after_secs: 1 }"]);
+    assert_eq!(submit(&mut p, 8, "e", Interactive), ["fail r6: Displaced { retry_after_secs: 1 }"]);
+}
+
+#[test]
+fn large_request_displaces_several_or_none() {
+    let mut p = busy_with(Settings { max_queue_bytes: 400, ..settings() });
+    (1..=3).for_each(|request| _ = submit(&mut p, request, "a", Batch));
+    submit(&mut p, 4, "b", Interactive);
+    let large = |p: &mut Provider, request, bytes| {
+        let owner = Owner { key: "c".into(), weight: Weight::default(), class: Interactive };
+        p.submit_with(request, "m", |new| (new.owner, new.bytes) = (Some(owner), bytes))
+    };
+    assert_eq!(large(&mut p, 5, 301), ["fail r5: QueueFull { retry_after_secs: 30 }"]);
+    assert_eq!(large(&mut p, 6, 200).len(), 2, "two have made room");
+    assert_eq!((p.dispatch.queue_len(), p.dispatch.queue_bytes()), (3, 400));
+}
+
+#[test]
+fn request_displaces_others_in_its_share() {
+    let mut p = busy_with(Settings { max_queue_len: 10, ..settings() });
+    let submit = |p: &mut Provider, request, key: &str, class| {
+        let owner = Owner { key: key.into(), weight: Weight::default(), class };
+        let share = QueueShare { key: key.into(), percent: 20 };
+        p.submit_with(request, "m", |new| (new.owner, new.share) = (Some(owner), Some(share)))
+    };
+    submit(&mut p, 1, "b", Batch);
+    (2..=3).for_each(|request| _ = submit(&mut p, request, "a", Batch));
+    submit(&mut p, 4, "b", Batch);
+    assert_eq!(submit(&mut p, 5, "a", Normal), ["fail r3: Displaced { retry_after_secs: 30 }"]);
+    assert_eq!(submit(&mut p, 6, "a", Batch), ["fail r6: QueueShareFull { percent: 20 }"]);
+}
+
+#[test]
+fn position_is_order_of_dispatch() {
+    let mut p = busy();
+    (1..=3).for_each(|request| _ = submit(&mut p, request, "a", Normal));
+    (4..=5).for_each(|request| _ = submit(&mut p, request, "b", Normal));
+    submit(&mut p, 6, "c", Batch);
+    p.submit(7, "other");
+    let position = |p: &Provider, request| p.dispatch.position(RequestKey(request));
+    assert_eq!((1..=7).filter_map(|request| position(&p, request)).collect::<Vec<_>>(), [1, 3, 5, 2, 4, 6, 1]);
+    assert_eq!((position(&p, 0), position(&p, 8)), (None, None), "it runs, or is unknown");
+    assert_eq!(order(&mut p, 0, 6), [1, 4, 2, 5, 3, 6]);
+}
+
+#[test]
+fn keys_without_debt_are_forgotten() {
+    let mut p = Provider::new();
+    p.join(1, &["m"], 1);
+    for request in 0..100 {
+        submit(&mut p, request, &format!("key {request}"), Normal);
+        p.complete(request);
+    }
+    assert_eq!(p.dispatch.keys_known(), 100);
+    for request in 100..102 {
+        submit(&mut p, request, "busy", Normal);
+        p.complete(request);
+    }
+    assert_eq!(p.dispatch.keys_known(), 1, "the others have attained no more than it had before");
+}
+
+#[test]
+fn keys_with_debt_are_limited() {
+    let mut p = Provider::new();
+    p.submit(0, "no worker");
+    p.join(1, &["m"], 1);
+    for request in 1..3_000 {
+        submit(&mut p, request, &format!("key {request}"), Normal);
+        p.complete(request);
+        assert!(p.dispatch.keys_known() <= 1_001, "{} keys", p.dispatch.keys_known());
+    }
+    assert_eq!(p.dispatch.keys_known(), 1_000, "those with a debt are remembered");
+}

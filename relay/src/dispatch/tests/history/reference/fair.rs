@@ -1,0 +1,178 @@
+//! Fair shares again, as plainly as possible: every choice is a walk through all candidates.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::{Reference, Request};
+use crate::dispatch::{Class, Fairness, Model, NewRequest, RequestKey, TokenUsage};
+
+/// A key; `None`: all requests without one.
+pub(in super::super) type Flow = Option<Arc<str>>;
+
+/// What each key has attained. No key is ever forgotten.
+#[derive(Default)]
+pub(super) struct Accounts {
+    service: BTreeMap<Flow, u64>,
+    /// In hundredths.
+    weights: BTreeMap<Flow, u64>,
+    floor: u64,
+    /// Occurrences in this event.
+    pub(super) seen: Vec<&'static str>,
+}
+
+impl Accounts {
+    fn of(&self, flow: &Flow) -> u64 {
+        self.service.get(flow).copied().unwrap_or(0)
+    }
+
+    fn charge(&mut self, flow: &Flow, before: u64, tokens: u64) -> u64 {
+        let charge = tokens * 10_000 / self.weights.get(flow).copied().unwrap_or(100);
+        *self.service.entry(flow.clone()).or_default() += charge;
+        *self.service.get_mut(flow).unwrap() -= before;
+        charge
+    }
+}
+
+impl Reference {
+    pub(super) fn share_of(&mut self, new: &NewRequest) -> (Flow, Class) {
+        match &new.owner {
+            Some(owner) if self.settings.fairness != Fairness::Fifo => {
+                let flow = Some(owner.key.clone());
+                self.accounts.weights.insert(flow.clone(), u64::from(owner.weight.hundredths()));
+                (flow, owner.class)
+            }
+            Some(_) | None => (None, Class::Normal),
+        }
+    }
+
+    /// The least service of a key with waiting requests is the floor from now on.
+    pub(super) fn raise_floor(&mut self) {
+        let least = self.queued().map(|key| self.service_of(key)).min();
+        self.accounts.floor = self.accounts.floor.max(least.unwrap_or(0));
+    }
+
+    /// A request was admitted; a key without others in the queue has no credit.
+    pub(super) fn arrive(&mut self, key: RequestKey) {
+        let flow = self.requests[&key].flow.clone();
+        let others = || self.queued().filter(|other| *other != key);
+        let is_alone = others().next().is_none();
+        let is_active = others().any(|other| self.requests[&other].flow == flow);
+        let service = self.accounts.of(&flow);
+        let lifted = if is_active { service } else { service.max(self.accounts.floor) };
+        if lifted > service && !is_alone {
+            self.accounts.seen.push("lifted");
+        }
+        self.accounts.service.insert(flow, lifted);
+        if is_alone {
+            self.accounts.floor = lifted;
+        }
+    }
+
+    pub(super) fn charge(&mut self, key: RequestKey) {
+        let request = self.requests.get_mut(&key).unwrap();
+        request.charged = self.accounts.charge(&request.flow, 0, request.new.bytes / 4);
+    }
+
+    pub(super) fn return_charge(&mut self, key: RequestKey) {
+        let request = self.requests.get_mut(&key).unwrap();
+        self.accounts.seen.extend((request.charged > 0).then_some("charge returned"));
+        let charged = std::mem::take(&mut request.charged);
+        self.accounts.charge(&request.flow, charged, 0);
+    }
+
+    pub(super) fn use_tokens(&mut self, key: RequestKey, usage: TokenUsage) {
+        let request = self.requests.get_mut(&key).unwrap();
+        request.charged = self.accounts.charge(&request.flow, request.charged, usage.input + 2 * usage.output);
+    }
+
+    fn service_of(&self, key: RequestKey) -> u64 {
+        self.accounts.of(&self.requests[&key].flow)
+    }
+
+    pub(in super::super) fn is_like(&self, one: RequestKey, other: RequestKey) -> bool {
+        let share = |key| self.requests.get(&key).map(|request: &Request| (&request.flow, request.class));
+        share(one) == share(other)
+    }
+
+    /// Returns which of these requests goes first.
+    pub(super) fn fairest(&mut self, among: &[RequestKey]) -> Option<RequestKey> {
+        let (requests, accounts) = (&self.requests, &self.accounts);
+        let service = |key: &RequestKey| accounts.of(&requests[key].flow);
+        let first = among.iter().min_by_key(|key| (requests[*key].class, service(key), **key))?;
+        let is_promoted = |key: &&RequestKey| match self.settings.fairness {
+            Fairness::Fifo => false,
+            Fairness::Shared { promote_after } => self.now >= requests[*key].arrived + promote_after,
+        };
+        let promoted = among.iter().filter(is_promoted).min_by_key(|key| (service(key), **key));
+        let promoted = promoted.filter(|promoted| service(promoted) < service(first));
+        let chosen = *promoted.unwrap_or(first);
+        let overtaken = among.iter().any(|key| *key < chosen && requests[key].class == requests[&chosen].class);
+        let mut seen = vec![];
+        seen.extend(promoted.map(|_| "promoted"));
+        seen.extend(overtaken.then_some("sent before an older one of its class"));
+        self.accounts.seen.append(&mut seen);
+        Some(chosen)
+    }
+
+    /// Returns the request that has to make room for a new one, if it cannot wait otherwise.
+    pub(super) fn displaced_by(&mut self, key: RequestKey) -> Option<RequestKey> {
+        let Request { new, class, .. } = &self.requests[&key];
+        let others = self.queued().filter(|other| *other != key);
+        let lower: Vec<_> = others.filter(|other| self.requests[other].class > *class).collect();
+        let youngest = |lower: Vec<RequestKey>| lower.into_iter().max_by_key(|key| (self.requests[key].class, *key));
+        let (displaced, seen) = if self.share_is_full(key, Class::Batch).is_some() {
+            let share = |new: &NewRequest| new.share.as_ref().map(|share| share.key.clone());
+            let same = lower.into_iter().filter(|other| share(&self.requests[other].new) == share(new));
+            (youngest(same.collect()), "displaced in its share")
+        } else if self.is_full(key, Class::Batch) {
+            (youngest(lower), "displaced")
+        } else {
+            return None;
+        };
+        self.accounts.seen.push(seen);
+        displaced
+    }
+
+    /// True if the queue is full with the requests of this class and higher ones.
+    pub(super) fn is_full(&self, key: RequestKey, lowest: Class) -> bool {
+        let new = &self.requests[&key].new;
+        let others = || self.queued().filter(|other| *other != key && self.requests[other].class <= lowest);
+        let bytes: u64 = others().map(|other| self.requests[&other].new.bytes).sum();
+        others().count() >= self.settings.max_queue_len || bytes + new.bytes > self.settings.max_queue_bytes
+    }
+
+    /// Returns the share that leaves no room for a request next to those of this class and higher ones; the first request
+    /// of a key may always wait.
+    pub(super) fn share_is_full(&self, key: RequestKey, lowest: Class) -> Option<u8> {
+        let new = &self.requests[&key].new;
+        let share = new.share.as_ref()?;
+        let others = self.queued().filter(|other| *other != key && self.requests[other].class <= lowest);
+        let others = others.map(|other| &self.requests[&other].new);
+        let same: Vec<_> =
+            others.filter(|other| other.share.as_ref().is_some_and(|held| held.key == share.key)).collect();
+        let part = |whole: u64| whole * u64::from(share.percent) / 100;
+        let too_many = same.len() as u64 + 1 > part(self.settings.max_queue_len as u64);
+        let bytes: u64 = same.iter().map(|other| other.bytes).sum();
+        let too_large = bytes + new.bytes > part(self.settings.max_queue_bytes);
+        (!same.is_empty() && (too_many || too_large)).then_some(share.percent)
+    }
+
+    /// Returns the place of each waiting request among those for its model.
+    pub(in super::super) fn positions(&self) -> BTreeMap<RequestKey, usize> {
+        let start = |key: RequestKey| {
+            let Request { flow, class, new, .. } = &self.requests[&key];
+            let weight = self.accounts.weights.get(flow).copied().unwrap_or(100);
+            let before = self.queued().filter(|other| {
+                let it = &self.requests[other];
+                it.flow == *flow && it.new.model == new.model && (it.class, *other) < (*class, key)
+            });
+            let charges = before.map(|other| self.requests[&other].new.bytes / 4 * 10_000 / weight).sum::<u64>();
+            (*class, self.service_of(key) + charges, key)
+        };
+        let starts: Vec<_> = self.queued().map(|key| (&self.requests[&key].new.model, start(key))).collect();
+        let place = |(model, start): (&Model, &(Class, u64, RequestKey))| {
+            starts.iter().filter(|other| other.0 == model && other.1 <= *start).count()
+        };
+        starts.iter().map(|(model, start)| (start.2, place((*model, start)))).collect()
+    }
+}

@@ -18,6 +18,11 @@ fn submit_weighing(p: &mut Provider, request: u64, key: &str, (hundredths, class
     p.submit_with(request, "m", |new| new.owner = Some(Owner { key: key.into(), weight, class }))
 }
 
+fn submit_pinned(p: &mut Provider, request: u64, key: &str, class: Class) {
+    let owner = Owner { key: key.into(), weight: Weight::default(), class };
+    p.submit_with(request, "m", |new| (new.owner, new.pin) = (Some(owner), Some(WorkerKey(1))));
+}
+
 /// A provider with one slot, which request 0 of the key `z` uses.
 fn busy() -> Provider {
     busy_with(settings())
@@ -171,14 +176,21 @@ fn promoted_request_does_not_pass_its_own_class() {
 fn promoted_request_goes_before_pinned_higher_class() {
     let mut p = busy();
     submit(&mut p, 1, "slow", Batch);
-    let pinned = |p: &mut Provider, request| {
-        let owner = Owner { key: "chat".into(), weight: Weight::default(), class: Interactive };
-        p.submit_with(request, "m", |new| (new.owner, new.pin) = (Some(owner), Some(WorkerKey(1))))
-    };
-    (2..=3).for_each(|request| _ = pinned(&mut p, request));
+    (2..=3).for_each(|request| submit_pinned(&mut p, request, "chat", Interactive));
     assert_eq!(order(&mut p, 0, 1), [2]);
     p.pass(15.0);
     assert_eq!(order(&mut p, 2, 2), [1, 3]);
+}
+
+#[test]
+fn oldest_of_equal_promoted_requests_goes_first() {
+    let mut p = busy();
+    submit_pinned(&mut p, 1, "slow", Batch);
+    submit_pinned(&mut p, 2, "slower", Batch);
+    (3..=4).for_each(|request| _ = submit(&mut p, request, "chat", Interactive));
+    assert_eq!(order(&mut p, 0, 1), [3]);
+    p.pass(15.0);
+    assert_eq!(order(&mut p, 3, 3), [1, 2, 4]);
 }
 
 #[test]

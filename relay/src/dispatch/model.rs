@@ -19,4 +19,5 @@ pub(super) mod request;
 pub(super) mod residency;
 pub(super) mod select;
 pub(super) mod shares;
+pub(super) mod small_set;
 pub(super) mod wait_list;

@@ -36,6 +36,23 @@ pub enum Class {
 impl Class {
     /// All classes, the highest first.
     pub(crate) const ALL: [Self; 3] = [Self::Interactive, Self::Normal, Self::Batch];
+
+    /// The values that [`Class::parse`] accepts.
+    pub const ALLOWED: &'static str = "interactive, normal or batch";
+
+    /// Parses the name of a class.
+    pub fn parse(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|class| class.as_str() == name)
+    }
+
+    /// The name of the class.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Interactive => "interactive",
+            Self::Normal => "normal",
+            Self::Batch => "batch",
+        }
+    }
 }
 
 /// The weight of a key, in hundredths: of two busy keys, one with twice the weight attains twice the service.
@@ -69,11 +86,11 @@ impl Default for Weight {
     }
 }
 
-/// The API key that a request came with.
+/// The API key that a request came with, and its class.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Owner {
-    /// The key's id.
-    pub key: Arc<str>,
+    /// The key's id; `None` for requests without a key, which share one flow of the weight 1.
+    pub key: Option<Arc<str>>,
     /// The key's weight. The last request that states one determines it.
     pub weight: Weight,
     /// The request's class.

@@ -17,6 +17,7 @@ use std::sync::Arc;
 
 use super::event::RequestKey;
 use super::fairness::{Class, Owner, Service, Weight};
+use super::small_set::SmallSet;
 
 /// The largest number of flows that are remembered without requests.
 const MAX_IDLE: usize = 1000;
@@ -85,13 +86,15 @@ struct Flow<L> {
     /// The number of those that wait.
     waiting: usize,
     /// The first request of each of its lanes that are not pinned, by line, oldest first.
-    lanes: [BTreeSet<(RequestKey, L)>; LINES],
+    lanes: [SmallSet<(RequestKey, L)>; LINES],
+    /// The first request in each line.
+    firsts: [Option<RequestKey>; LINES],
 }
 
-impl<L: Ord> Flow<L> {
+impl<L: Copy + Ord> Flow<L> {
     fn new(key: Option<Arc<str>>) -> Self {
-        let lanes = std::array::from_fn(|_| BTreeSet::new());
-        Self { key, weight: Weight::default(), service: 0, held: 0, waiting: 0, lanes }
+        let lanes = std::array::from_fn(|_| SmallSet::default());
+        Self { key, weight: Weight::default(), service: 0, held: 0, waiting: 0, lanes, firsts: [None; LINES] }
     }
 }
 
@@ -103,22 +106,22 @@ pub(crate) struct Flows<L> {
     free: Vec<FlowId>,
     ids: HashMap<Arc<str>, FlowId>,
     /// The flows of each line, with the first request of their first lane there.
-    lines: [BTreeSet<(Service, RequestKey, FlowId)>; LINES],
+    lines: [SmallSet<(Service, RequestKey, FlowId)>; LINES],
     /// The flows with waiting requests.
-    active: BTreeSet<(Service, FlowId)>,
+    active: SmallSet<(Service, FlowId)>,
     /// The flows without requests.
     idle: BTreeSet<(Service, FlowId)>,
     floor: Service,
 }
 
-impl<L: Ord> Default for Flows<L> {
+impl<L: Copy + Ord> Default for Flows<L> {
     fn default() -> Self {
         Self {
             flows: vec![Flow::new(None)],
             free: Vec::new(),
             ids: HashMap::new(),
-            lines: std::array::from_fn(|_| BTreeSet::new()),
-            active: BTreeSet::new(),
+            lines: std::array::from_fn(|_| SmallSet::default()),
+            active: SmallSet::default(),
             idle: BTreeSet::new(),
             floor: 0,
         }
@@ -128,7 +131,8 @@ impl<L: Ord> Default for Flows<L> {
 impl<L: Copy + Ord + Debug> Flows<L> {
     /// Holds a key's flow for a request, with the weight that the request states.
     pub(crate) fn retain(&mut self, owner: Option<&Owner>) -> FlowId {
-        let id = owner.map_or(FlowId::ANONYMOUS, |owner| self.intern(owner));
+        let keyed = owner.and_then(|owner| Some((owner.key.as_ref()?, owner.weight)));
+        let id = keyed.map_or(FlowId::ANONYMOUS, |(key, weight)| self.intern(key, weight));
         let flow = self.flow_mut(id);
         flow.held += 1;
         let was_idle = (flow.held == 1 && id != FlowId::ANONYMOUS).then_some(flow.service);
@@ -149,18 +153,18 @@ impl<L: Copy + Ord + Debug> Flows<L> {
         }
     }
 
-    fn intern(&mut self, owner: &Owner) -> FlowId {
-        let known = self.ids.get(&owner.key).copied();
+    fn intern(&mut self, key: &Arc<str>, weight: Weight) -> FlowId {
+        let known = self.ids.get(key).copied();
         let id = known.unwrap_or_else(|| {
             let id = self.free.pop().unwrap_or_else(|| {
                 self.flows.push(Flow::new(None));
                 FlowId(u32::try_from(self.flows.len() - 1).expect("fewer than four billion keys"))
             });
-            *self.flow_mut(id) = Flow::new(Some(Arc::clone(&owner.key)));
-            self.ids.insert(Arc::clone(&owner.key), id);
+            *self.flow_mut(id) = Flow::new(Some(Arc::clone(key)));
+            self.ids.insert(Arc::clone(key), id);
             id
         });
-        self.flow_mut(id).weight = owner.weight;
+        self.flow_mut(id).weight = weight;
         id
     }
 
@@ -242,47 +246,48 @@ impl<L: Copy + Ord + Debug> Flows<L> {
             return;
         }
         if flow.waiting > 0 {
-            self.active.remove(&(old, id));
-            self.active.insert((service, id));
+            self.active.replace(Some(&(old, id)), Some((service, id)));
         }
-        for (line, lanes) in self.lines.iter_mut().zip(&flow.lanes) {
-            if let Some((first, _)) = lanes.first() {
-                line.remove(&(old, *first, id));
-                line.insert((service, *first, id));
+        for (line, first) in self.lines.iter_mut().zip(&flow.firsts) {
+            if let Some(first) = first {
+                line.replace(Some(&(old, *first, id)), Some((service, *first, id)));
             }
         }
     }
 
-    /// Adds a lane with this first request to the line of its class.
-    pub(crate) fn add(&mut self, id: FlowId, class: Class, first: (RequestKey, L)) {
-        self.change(id, class as usize, |lanes| _ = lanes.insert(first));
-    }
-
-    pub(crate) fn remove(&mut self, id: FlowId, class: Class, first: (RequestKey, L)) {
-        self.change(id, class as usize, |lanes| _ = lanes.remove(&first));
+    /// Replaces a lane's first request in the line of its class.
+    pub(crate) fn replace(
+        &mut self,
+        (id, class): (FlowId, Class),
+        lane: L,
+        old: Option<RequestKey>,
+        new: Option<RequestKey>,
+    ) {
+        self.replace_in(class as usize, id, lane, old, new);
     }
 
     /// Adds a lane to the line of promoted ones. It stays in the line of its class.
-    pub(crate) fn promote(&mut self, id: FlowId, first: (RequestKey, L)) {
-        self.change(id, PROMOTED, |lanes| _ = lanes.insert(first));
+    pub(crate) fn promote(&mut self, id: FlowId, (first, lane): (RequestKey, L)) {
+        self.replace_in(PROMOTED, id, lane, None, Some(first));
     }
 
-    pub(crate) fn demote(&mut self, id: FlowId, first: (RequestKey, L)) {
-        self.change(id, PROMOTED, |lanes| _ = lanes.remove(&first));
+    pub(crate) fn demote(&mut self, id: FlowId, (first, lane): (RequestKey, L)) {
+        self.replace_in(PROMOTED, id, lane, Some(first), None);
     }
 
-    fn change(&mut self, id: FlowId, line: usize, change: impl FnOnce(&mut BTreeSet<(RequestKey, L)>)) {
+    fn replace_in(&mut self, line: usize, id: FlowId, lane: L, old: Option<RequestKey>, new: Option<RequestKey>) {
         let flow = &mut self.flows[id.0 as usize];
-        let lanes = &mut flow.lanes[line];
-        let first = |lanes: &BTreeSet<(RequestKey, L)>| lanes.first().map(|(key, _)| *key);
-        let old = first(lanes);
-        change(lanes);
-        let new = first(lanes);
-        if old != new {
-            if let Some(old) = old {
-                self.lines[line].remove(&(flow.service, old, id));
-            }
-            self.lines[line].extend(new.map(|new| (flow.service, new, id)));
+        flow.lanes[line].replace(old.map(|old| (old, lane)).as_ref(), new.map(|new| (new, lane)));
+        let before = flow.firsts[line];
+        let after = if old.is_some() && old == before {
+            flow.lanes[line].first().map(|(key, _)| *key)
+        } else {
+            before.into_iter().chain(new).min()
+        };
+        if before != after {
+            flow.firsts[line] = after;
+            let entry = |first| (flow.service, first, id);
+            self.lines[line].replace(before.map(entry).as_ref(), after.map(entry));
         }
     }
 
@@ -296,8 +301,14 @@ impl<L: Copy + Ord + Debug> Flows<L> {
     ) -> Result<FairChoice, TooFar> {
         let mut choice = FairChoice::default();
         for class in Class::ALL {
+            if self.lines[class as usize].is_empty() {
+                continue;
+            }
             if let Some((service, key)) = self.first(class as usize, None, &mut steps, &suits)? {
                 choice.add(FairRank { class, service, key }, false);
+                if self.lines[PROMOTED].is_empty() {
+                    break;
+                }
                 let below = (!has_rivals).then_some(service);
                 if let Some((less, key)) = self.first(PROMOTED, below, &mut steps, &suits)? {
                     choice.add(FairRank { class: Class::Batch, service: less, key }, true);
@@ -316,14 +327,32 @@ impl<L: Copy + Ord + Debug> Flows<L> {
         steps: &mut usize,
         suits: impl Fn(RequestKey, L) -> bool,
     ) -> Result<Option<(Service, RequestKey)>, TooFar> {
+        if let Some((service, _, id)) = self.lines[line].only() {
+            // One key waits, so its first lane that suits is the first of all.
+            if below.is_some_and(|below| *service >= below) {
+                return Ok(None);
+            }
+            let lanes = &self.flow(*id).lanes[line];
+            let first = lanes.first().filter(|(key, lane)| *steps > 0 && suits(*key, *lane));
+            if let Some((key, _)) = first {
+                return Ok(Some((*service, *key)));
+            }
+            for (key, lane) in lanes.iter() {
+                *steps = steps.checked_sub(1).ok_or(TooFar)?;
+                if suits(*key, *lane) {
+                    return Ok(Some((*service, *key)));
+                }
+            }
+            return Ok(None);
+        }
         let mut best: Option<(Service, RequestKey)> = None;
         // Of flows with the same service, the first lane may not suit.
         let is_behind = |best: Option<(Service, RequestKey)>, at| best.is_some_and(|best| best < at);
-        for (service, oldest, id) in &self.lines[line] {
+        for (service, oldest, id) in self.lines[line].iter() {
             if below.is_some_and(|below| *service >= below) || is_behind(best, (*service, *oldest)) {
                 break;
             }
-            for (key, lane) in &self.flow(*id).lanes[line] {
+            for (key, lane) in self.flow(*id).lanes[line].iter() {
                 if is_behind(best, (*service, *key)) {
                     break;
                 }
@@ -342,9 +371,9 @@ impl<L: Copy + Ord + Debug> Flows<L> {
         self.flow(id).lanes[class as usize].iter().copied()
     }
 
-    /// The oldest request that waits without a pin.
+    /// The oldest request that waits without a pin. Costs a step for each key.
     pub(crate) fn oldest(&self) -> Option<RequestKey> {
-        self.lines[..PROMOTED].iter().flatten().map(|(_, key, _)| *key).min()
+        self.lines[..PROMOTED].iter().flat_map(SmallSet::iter).map(|(_, key, _)| *key).min()
     }
 
     /// The number of keys that are remembered.

@@ -10,16 +10,20 @@
 //! through the lanes in the order of [`Flows`], and gets the first request of the first lane that is open to it. A
 //! request knows its place, so cancelling and expiring need no search.
 
-use std::collections::{BTreeMap, BTreeSet};
+mod index;
+
+pub(crate) use index::{LaneRef, Queue};
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
 
 use super::clock::{Axis, LaneClock, Moment, Span};
 use super::event::{RequestKey, WorkerKey};
 use super::fairness::Class;
-use super::flows::{FairRank, FlowId, Flows};
+use super::flows::FlowId;
 use super::models::ModelId;
 use super::registry::Worker;
-use super::request::{FailedOn, Request, Scope, refuses};
-use super::shares::{QueueTotals, Shares};
+use super::request::{FailedOn, Scope, refuses};
 use super::wait_list::{EntryIndex, QueueEntry, WaitList};
 
 /// The properties that all requests of a lane have in common, besides their pin.
@@ -134,10 +138,6 @@ impl QueueLane {
         self.front.promoted.is_some_and(|at| at <= now)
     }
 
-    pub(crate) fn youngest(&self) -> Option<RequestKey> {
-        self.list.last()
-    }
-
     fn front(&self, promote_after: Option<Span>, now: Moment) -> Front {
         let due = |axis| self.clock.when(axis, self.list.next_due(axis)?.0, now);
         let first = self.list.first();
@@ -176,19 +176,28 @@ pub(crate) struct ModelQueue {
     free: Vec<LaneNo>,
     open: Lanes,
     pinned: BTreeMap<WorkerKey, Lanes>,
+    /// The number of all its waiting requests.
+    len: usize,
 }
 
 impl ModelQueue {
-    /// Returns the position of the lane's cold clock. That of a lane that does not exist yet will begin at zero.
-    pub(crate) fn cold(&self, id: &LaneId, now: Moment) -> Span {
-        self.number(id).and_then(|lane| self.lane(lane)).map_or(0, |lane| lane.clock.at(Axis::Cold, now))
+    /// Returns a lane with the position of its cold clock. A lane that does not exist yet is added, for a request that is
+    /// inserted next; `cold` is its current state, and its clock begins at zero.
+    pub(crate) fn open_lane(&mut self, id: LaneId, cold: bool, now: Moment) -> (LaneNo, Span) {
+        let lane = self.number(&id).unwrap_or_else(|| self.add(id, cold, now));
+        (lane, self.lane(lane).map_or(0, |lane| lane.clock.at(Axis::Cold, now)))
     }
 
-    /// Inserts a request; `cold` is the current state of its lane.
-    pub(crate) fn insert(&mut self, id: LaneId, entry: QueueEntry, cold: bool, now: Moment) -> QueuePlace {
-        let lane = self.number(&id).unwrap_or_else(|| self.add(id, cold, now));
+    /// Inserts a request into a lane.
+    pub(crate) fn insert(&mut self, lane: LaneNo, entry: QueueEntry) -> QueuePlace {
         let index = self.lanes[lane.0 as usize].as_mut().expect("a lane has a number").list.insert(entry);
+        self.len += 1;
         QueuePlace { lane, index }
+    }
+
+    /// True if the lane's front does not depend on this request.
+    pub(crate) fn is_behind(&self, place: QueuePlace) -> bool {
+        self.lane(place.lane).is_some_and(|lane| lane.list.is_behind(place.index))
     }
 
     /// Removes a request; returns the position of the lane's cold clock.
@@ -197,7 +206,9 @@ impl ModelQueue {
             return 0;
         };
         lane.list.remove(place.index);
-        lane.clock.at(Axis::Cold, now)
+        let cold = lane.clock.at(Axis::Cold, now);
+        self.len -= 1;
+        cold
     }
 
     /// Switches the lane to its other clock.
@@ -219,6 +230,11 @@ impl ModelQueue {
             self.forget(number);
         }
         (old != new).then_some(FrontChange { pin, flow, class, old, new })
+    }
+
+    /// The number of waiting requests.
+    pub(crate) fn len(&self) -> usize {
+        self.len
     }
 
     /// All lanes.
@@ -280,17 +296,26 @@ impl ModelQueue {
         }
     }
 
-    /// Returns the requests that this worker could be sent, in the lanes that are due for it and those pinned to it.
+    /// Returns the requests that this worker could be sent, in the lanes that are due for it and those pinned to it. Costs a
+    /// step for each lane, which are as many as the keys that wait for the model, unless workers have failed requests.
     pub(crate) fn waiting_for(&self, worker: &Worker, is_due: impl Fn(&LaneKey) -> bool) -> Waiting {
         total(self.lanes_for(worker, is_due))
     }
 
-    /// Returns the sum of the arrivals of the oldest `count` of those, in nanoseconds.
+    /// Returns the sum of the arrivals of the oldest `count` of those, in nanoseconds. Costs a step for each lane and for each
+    /// of these requests.
     pub(crate) fn first_arrivals(&self, worker: &Worker, count: u32, is_due: impl Fn(&LaneKey) -> bool) -> i128 {
         let count = usize::try_from(count).unwrap_or(usize::MAX);
-        let mut first: Vec<_> = self.lanes_for(worker, is_due).flat_map(|lane| lane.list.oldest(count)).collect();
-        first.sort_unstable_by_key(|entry| entry.key);
-        first.iter().take(count).map(|entry| entry.arrived.nanos()).sum()
+        let mut lanes: Vec<_> = self.lanes_for(worker, is_due).map(|lane| lane.list.in_order()).collect();
+        let place = |number, entry: &QueueEntry| Reverse((entry.key, entry.arrived, number));
+        let firsts = lanes.iter_mut().enumerate().filter_map(|(number, lane)| Some(place(number, lane.next()?)));
+        let mut firsts: BinaryHeap<_> = firsts.collect();
+        let next = || {
+            let Reverse((_, arrived, number)) = firsts.pop()?;
+            firsts.extend(lanes[number].next().map(|entry| place(number, entry)));
+            Some(arrived.nanos())
+        };
+        std::iter::from_fn(next).take(count).sum()
     }
 
     /// Returns all waiting requests of the model.
@@ -346,123 +371,4 @@ fn total<'a>(lanes: impl Iterator<Item = &'a QueueLane>) -> Waiting {
         oldest: lane.list.first().map(|first| first.arrived).into_iter().chain(sum.oldest).min(),
         arrivals: sum.arrivals + lane.list.arrivals(),
     })
-}
-
-/// A lane of a model.
-pub(crate) type LaneRef = (ModelId, LaneNo);
-
-/// The provider's whole queue: its size, the first request of each lane, and the next deadlines.
-#[derive(Debug, Default)]
-pub(crate) struct Queue {
-    pub(crate) totals: QueueTotals,
-    pub(crate) shares: Shares,
-    /// The keys that share the workers, with the first request of each lane that is not pinned.
-    pub(crate) flows: Flows<LaneRef>,
-    /// When the first requests of those lanes are promoted, if they are not yet.
-    promotions: BTreeSet<(Moment, RequestKey, LaneRef, FlowId)>,
-    /// The first request of each pinned lane, by its worker.
-    pub(crate) pinned_firsts: BTreeSet<(WorkerKey, RequestKey, LaneRef)>,
-    /// The next deadline of each lane.
-    pub(crate) dues: BTreeSet<(Moment, LaneRef)>,
-}
-
-impl Queue {
-    /// Adds a request that begins to wait to the totals.
-    pub(crate) fn handle_waiting(&mut self, request: &Request) {
-        self.totals.add(request.class, request.new.bytes);
-        self.flows.handle_waiting(request.flow);
-        if let Some(share) = &request.new.share {
-            self.shares.handle_waiting(share, (request.class, request.new.key), request.new.bytes);
-        }
-    }
-
-    /// Subtracts a request that no longer waits from the totals.
-    pub(crate) fn handle_gone(&mut self, request: &Request) {
-        self.totals.subtract(request.class, request.new.bytes);
-        self.flows.handle_gone(request.flow);
-        if let Some(share) = &request.new.share {
-            self.shares.handle_gone(share, (request.class, request.new.key), request.new.bytes);
-        }
-    }
-
-    /// Returns the first request of each lane pinned to this worker, oldest first.
-    pub(crate) fn firsts_pinned_to(&self, worker: WorkerKey) -> impl Iterator<Item = (RequestKey, LaneRef)> {
-        let from = (worker, RequestKey(0), (ModelId::FIRST, LaneNo(0)));
-        // Nearly always there is none, and no search is needed.
-        let all = (!self.pinned_firsts.is_empty()).then(|| self.pinned_firsts.range(from..));
-        let all = all.into_iter().flatten().take_while(move |(pin, ..)| *pin == worker);
-        all.map(|(_, first, lane)| (*first, *lane))
-    }
-
-    /// Returns the first request of each lane that is pinned to some worker, in no order.
-    pub(crate) fn pinned_firsts(&self) -> impl Iterator<Item = (RequestKey, LaneRef)> {
-        self.pinned_firsts.iter().map(|(_, first, lane)| (*first, *lane))
-    }
-
-    /// The oldest waiting request.
-    pub(crate) fn oldest(&self) -> Option<RequestKey> {
-        self.flows.oldest().into_iter().chain(self.pinned_firsts().map(|(key, _)| key)).min()
-    }
-
-    /// Returns the place of a request among those that the same slot can serve.
-    pub(crate) fn rank(&self, flow: FlowId, class: Class, key: RequestKey) -> FairRank {
-        FairRank { class, service: self.flows.service(flow), key }
-    }
-
-    /// Promotes the requests that have waited long enough. Called before each event.
-    pub(crate) fn promote(&mut self, now: Moment) {
-        while let Some((_, first, lane, flow)) = self.promotions.first().copied().filter(|(at, ..)| *at <= now) {
-            self.promotions.pop_first();
-            self.flows.promote(flow, (first, lane));
-        }
-    }
-
-    /// The next deadline of any waiting request.
-    pub(crate) fn next_due(&self) -> Option<Moment> {
-        self.dues.first().map(|(due, _)| *due)
-    }
-
-    /// Records a lane's new front.
-    pub(crate) fn note(&mut self, lane: LaneRef, FrontChange { pin, flow, class, old, new }: FrontChange, now: Moment) {
-        if (old.first, old.promoted) != (new.first, new.promoted) {
-            match pin {
-                Some(pin) => {
-                    if let Some(old) = old.first {
-                        self.pinned_firsts.remove(&(pin, old, lane));
-                    }
-                    self.pinned_firsts.extend(new.first.map(|new| (pin, new, lane)));
-                }
-                None => {
-                    self.remove_front((flow, class), old, lane);
-                    self.add_front((flow, class), new, lane, now);
-                }
-            }
-        }
-        if old.due != new.due {
-            if let Some(old) = old.due {
-                self.dues.remove(&(old, lane));
-            }
-            self.dues.extend(new.due.map(|due| (due, lane)));
-        }
-    }
-
-    fn add_front(&mut self, (flow, class): (FlowId, Class), front: Front, lane: LaneRef, now: Moment) {
-        let Some(first) = front.first else { return };
-        self.flows.add(flow, class, (first, lane));
-        match front.promoted {
-            Some(at) if at <= now => self.flows.promote(flow, (first, lane)),
-            Some(at) => _ = self.promotions.insert((at, first, lane, flow)),
-            None => {}
-        }
-    }
-
-    fn remove_front(&mut self, (flow, class): (FlowId, Class), front: Front, lane: LaneRef) {
-        let Some(first) = front.first else { return };
-        self.flows.remove(flow, class, (first, lane));
-        if let Some(at) = front.promoted
-            && !self.promotions.remove(&(at, first, lane, flow))
-        {
-            self.flows.demote(flow, (first, lane));
-        }
-    }
 }

@@ -28,6 +28,11 @@ impl QueueTotals {
         *bytes = bytes.saturating_sub(gone);
     }
 
+    /// Returns the number and the bytes of the requests of one class.
+    pub(crate) fn of(&self, class: Class) -> (usize, u64) {
+        self.by_class[class as usize]
+    }
+
     /// Returns the number of requests of this class and of higher ones.
     pub(crate) fn len(&self, lowest: Class) -> usize {
         self.by_class[..=lowest as usize].iter().map(|(count, _)| count).sum()

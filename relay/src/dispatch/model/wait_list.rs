@@ -94,6 +94,11 @@ impl WaitList {
         self.free.push(index);
     }
 
+    /// True if another request is before this one in all orders: it is neither the oldest nor the next to expire.
+    pub(crate) fn is_behind(&self, index: EntryIndex) -> bool {
+        self[index].ahead.is_some()
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.nodes.len() - self.free.len()
     }
@@ -104,14 +109,11 @@ impl WaitList {
 
     /// The oldest request.
     pub(crate) fn first(&self) -> Option<&QueueEntry> {
-        let late = self.late.values().next();
-        self.listed().next().into_iter().chain(late).min_by_key(|entry| entry.key)
-    }
-
-    /// The youngest request.
-    pub(crate) fn last(&self) -> Option<RequestKey> {
-        let listed = self.last.map(|last| self[last].entry.key);
-        listed.max(self.late.keys().next_back().copied())
+        let listed = self.first.map(|first| &self[first].entry);
+        if self.late.is_empty() {
+            return listed;
+        }
+        listed.into_iter().chain(self.late.values().next()).min_by_key(|entry| entry.key)
     }
 
     /// All waiting requests, in no order.
@@ -124,11 +126,26 @@ impl WaitList {
         self.listed().take(count).chain(self.late.values().take(count))
     }
 
+    /// All waiting requests, oldest first.
+    pub(crate) fn in_order(&self) -> impl Iterator<Item = &QueueEntry> {
+        let (mut listed, mut late) = (self.listed().peekable(), self.late.values().peekable());
+        std::iter::from_fn(move || match (listed.peek(), late.peek()) {
+            (Some(first), Some(other)) if other.key < first.key => late.next(),
+            (Some(_), _) => listed.next(),
+            (None, _) => late.next(),
+        })
+    }
+
     /// Returns the next deadline on an axis, and its request.
     pub(crate) fn next_due(&self, axis: Axis) -> Option<(Span, RequestKey)> {
-        let listed = self.listed().next().map(|entry| (entry.deadlines.on(axis), entry.key));
-        let late = self.late_dues[axis as usize].first().copied();
-        listed.into_iter().chain(late).min().filter(|(due, _)| *due != NEVER)
+        let listed = self.first.map(|first| &self[first].entry);
+        let listed = listed.map(|entry| (entry.deadlines.on(axis), entry.key));
+        let next = if self.late.is_empty() {
+            listed
+        } else {
+            listed.into_iter().chain(self.late_dues[axis as usize].first().copied()).min()
+        };
+        next.filter(|(due, _)| *due != NEVER)
     }
 
     pub(crate) fn arrivals(&self) -> i128 {
@@ -252,6 +269,10 @@ mod tests {
         let hurried = list.insert(entry(3, 50));
         assert_eq!(list.late.len(), 2);
         assert_eq!(front(&list), Some((1, 50, 3)));
+        assert!(![second, back, hurried].into_iter().any(|index| list.is_behind(index)));
+        let third = list.insert(entry(4, 400));
+        assert!(list.is_behind(third));
+        list.remove(third);
         list.remove(hurried);
         assert_eq!(front(&list), Some((1, 200, 2)));
         list.remove(back);

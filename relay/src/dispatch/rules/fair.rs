@@ -21,7 +21,7 @@ use std::collections::BTreeSet;
 use crate::dispatch::Dispatch;
 use crate::dispatch::model::clock::{Span, span};
 use crate::dispatch::model::event::{NewRequest, RequestKey, WorkerKey};
-use crate::dispatch::model::fairness::{Class, Fairness, TokenUsage, estimate};
+use crate::dispatch::model::fairness::{Class, Fairness, TokenUsage};
 use crate::dispatch::model::flows::{FairChoice, FlowId, TooFar};
 use crate::dispatch::model::models::{Group, ModelId};
 use crate::dispatch::model::queue::{LaneRef, QueueLane};
@@ -29,11 +29,12 @@ use crate::dispatch::model::registry::Worker;
 use crate::dispatch::model::request::{Request, RequestState};
 
 impl Dispatch {
-    /// Returns the wait after which a request is promoted.
+    /// Returns the wait after which a request is promoted. Promotion matters only between classes, so it costs nothing while
+    /// all waiting requests are of one.
     pub(super) fn promote_after(&self) -> Option<Span> {
         match self.settings.fairness {
             Fairness::Fifo => None,
-            Fairness::Shared { promote_after } => Some(span(promote_after)),
+            Fairness::Shared { promote_after } => self.queue.has_classes().then(|| span(promote_after)),
         }
     }
 
@@ -46,15 +47,21 @@ impl Dispatch {
     /// Returns the flow and class of a new request. They stay if the settings change while it waits.
     pub(super) fn share_of(&mut self, new: &NewRequest) -> (FlowId, Class) {
         let owner = new.owner.as_ref().filter(|_| self.settings.fairness != Fairness::Fifo);
-        (self.queue.flows.retain(owner), owner.map_or(Class::default(), |owner| owner.class))
+        let class = owner.map_or(Class::default(), |owner| owner.class);
+        self.queue.last_arrivals[class as usize] = Some(self.clock.now);
+        (self.queue.flows.retain(owner), class)
     }
 
-    /// Charges a request's key an estimate of its cost.
-    pub(super) fn charge(&mut self, key: RequestKey) {
-        if let Some(request) = self.requests.get_mut(&key) {
-            let tokens = estimate(request.new.bytes);
-            request.charged = self.queue.flows.charge(request.flow, 0, tokens);
-        }
+    /// True if a request of this class is about to wait, and so far all were [`Normal`](Class::Normal).
+    pub(super) fn is_first_of_its_class(&self, class: Class) -> bool {
+        class != Class::Normal && !self.queue.has_classes()
+    }
+
+    /// Distinguishes classes from now on, until the queue is empty. Costs one walk through the queue in that time.
+    pub(super) fn begin_classes(&mut self) {
+        let waiting: Vec<_> = self.queued().collect();
+        self.queue.begin_classes(waiting);
+        self.refresh_promotions();
     }
 
     /// Returns the charge of an attempt that has to be repeated.
@@ -94,8 +101,9 @@ impl Dispatch {
             group.queue.lane(lane).is_some_and(|lane| !self.passes_over(group, worker.key, lane.key()))
         };
         // Most workers serve most of the waiting requests. A worker that serves few of them searches its own models
-        // instead.
-        let has_rivals = has_rivals || self.queue.firsts_pinned_to(worker.key).next().is_some();
+        // instead, at the cost of a step for each key that waits for one of them.
+        let has_pinned = self.queue.has_pinned();
+        let has_rivals = has_rivals || has_pinned && self.queue.firsts_pinned_to(worker.key).next().is_some();
         let open = self.queue.flows.choose(worker.models.len(), has_rivals, |_, lane| suits(lane) && is_due(lane));
         let mut choice = open.unwrap_or_else(|TooFar| {
             let mut choice = FairChoice::default();
@@ -107,6 +115,9 @@ impl Dispatch {
             }
             choice
         });
+        if !has_pinned {
+            return choice;
+        }
         for (_, (model, lane)) in self.queue.firsts_pinned_to(worker.key).filter(|(_, lane)| suits(*lane)) {
             if let Some(lane) = self.models[model].queue.lane(lane) {
                 self.consider_lane(lane, &mut choice);

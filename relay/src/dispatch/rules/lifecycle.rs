@@ -26,14 +26,14 @@ impl Dispatch {
             Some(pin) => self.refuses_to_load_pinned(request.model, pin),
             None => self.refuses_to_load(request.model, &request.lane()),
         };
-        let flow = request.flow;
+        let (flow, class) = (request.flow, request.class);
         if let Some(worker) = self.pick(request) {
             self.queue.flows.handle_arrival(flow);
             self.send(key, worker);
         } else if let Some(failure) = unservable().or_else(|| self.refuses_place(request)) {
             self.fail(key, failure);
         } else {
-            self.make_room_for(key);
+            self.make_room_for(key, class);
             self.queue.flows.handle_arrival(flow);
             self.enqueue(key);
         }

@@ -10,6 +10,7 @@ use crate::dispatch::Dispatch;
 use crate::dispatch::model::clock::duration;
 use crate::dispatch::model::effect::Effect;
 use crate::dispatch::model::event::{RequestKey, WorkerKey};
+use crate::dispatch::model::fairness::estimate;
 use crate::dispatch::model::models::ModelId;
 use crate::dispatch::model::queue::{LaneNo, LaneRef};
 use crate::dispatch::model::registry::Worker;
@@ -135,6 +136,7 @@ impl Dispatch {
         self.turn += 1;
         worker.turn = self.turn;
         request.sent = self.turn;
+        request.charged = self.queue.flows.charge(request.flow, 0, estimate(request.new.bytes));
         worker.in_flight.insert(key);
         if let Some(multiplexer) = &mut worker.multiplexer {
             multiplexer.handle_sent(&group.name);
@@ -153,7 +155,6 @@ impl Dispatch {
             self.set_home(conversation, to, bytes);
         }
         self.note_load(to);
-        self.charge(key);
         if is_used_up {
             self.report_demand_now(to, model);
         }
@@ -215,18 +216,26 @@ impl Dispatch {
         let Some(request) = self.requests.get(&key) else {
             return;
         };
+        if self.is_first_of_its_class(request.class) {
+            self.begin_classes();
+            return self.enqueue(key);
+        }
         let lane = request.lane_id();
         let cold = self.is_cold(&self.models[request.model], lane.pin, &lane.key);
         let Some(request) = self.requests.get_mut(&key) else {
             return;
         };
         let group = &mut self.models[request.model];
-        let cold_start = group.queue.cold(&lane, self.clock.now) - request.cold_waited;
-        let place = group.queue.insert(lane, request.entry(cold_start), cold, self.clock.now);
+        let (lane, cold_now) = group.queue.open_lane(lane, cold, self.clock.now);
+        let cold_start = cold_now - request.cold_waited;
+        let place = group.queue.insert(lane, request.entry(cold_start));
         request.state = RequestState::Queued { place: Some(place), since: self.clock.now, cold_start };
         self.queue.handle_waiting(request);
         let (model, pin) = (request.model, request.new.pin);
-        self.note_queue(model, place.lane, pin);
+        if !group.queue.is_behind(place) {
+            self.refresh_lane(model, place.lane);
+        }
+        self.note_queue(model, pin);
     }
 
     /// Pins a request, queued or not, to another worker than before. Its clocks continue.
@@ -246,11 +255,14 @@ impl Dispatch {
         };
         let queue = &mut self.models[model].queue;
         request.cold_waited = queue.remove(old, self.clock.now) - cold_start;
-        let cold_start = queue.cold(&lane, self.clock.now) - request.cold_waited;
-        let new = queue.insert(lane, request.entry(cold_start), cold, self.clock.now);
+        let (lane, cold_now) = queue.open_lane(lane, cold, self.clock.now);
+        let cold_start = cold_now - request.cold_waited;
+        let new = queue.insert(lane, request.entry(cold_start));
         request.state = RequestState::Queued { place: Some(new), since, cold_start };
-        self.note_queue(model, old.lane, from);
-        self.note_queue(model, new.lane, Some(to));
+        self.refresh_lane(model, old.lane);
+        self.note_queue(model, from);
+        self.refresh_lane(model, new.lane);
+        self.note_queue(model, Some(to));
     }
 
     /// Removes a request from the queue.
@@ -262,16 +274,20 @@ impl Dispatch {
             return;
         };
         let (model, pin) = (request.model, request.new.pin);
-        request.cold_waited = self.models[model].queue.remove(place, self.clock.now) - cold_start;
+        let queue = &mut self.models[model].queue;
+        let is_front = !queue.is_behind(place);
+        request.cold_waited = queue.remove(place, self.clock.now) - cold_start;
         request.state = RequestState::Queued { place: None, since, cold_start };
         self.queue.handle_gone(request);
         self.drain_rate.handle_departure(self.clock.now);
-        self.note_queue(model, place.lane, pin);
+        if is_front {
+            self.refresh_lane(model, place.lane);
+        }
+        self.note_queue(model, pin);
     }
 
-    /// Records that the queued requests of a lane have changed.
-    fn note_queue(&mut self, model: ModelId, lane: LaneNo, pin: Option<WorkerKey>) {
-        self.refresh_lane(model, lane);
+    /// Records that the queued requests of a model have changed.
+    fn note_queue(&mut self, model: ModelId, pin: Option<WorkerKey>) {
         self.mark_listeners(model, pin);
         self.models.touch(model);
     }

@@ -38,7 +38,7 @@ impl Client {
 }
 
 fn owner(key: &str, hundredths: u16, class: Class) -> Owner {
-    Owner { key: key.into(), weight: Weight::from_hundredths(hundredths).unwrap(), class }
+    Owner { key: Some(key.into()), weight: Weight::from_hundredths(hundredths).unwrap(), class }
 }
 
 #[derive(Default, Debug)]
@@ -238,6 +238,19 @@ fn batch_is_not_starved_by_busy_higher_class() {
     let latest = batch.percentile(100);
     assert!(batch.failed == 0 && batch.completed > 100, "{} completed", batch.completed);
     assert!(latest < secs(20.0), "a request has waited {latest:?}");
+}
+
+#[test]
+fn interactive_requests_that_fill_queue_admit_batch() {
+    let people = ["ann", "ben", "cho"].map(|name| Client::chat(name, Class::Interactive));
+    let mut scene = Scene::new(SHARED, [Client::batch(Class::Batch)].into_iter().chain(people).collect());
+    // Half as many again as the queue holds, each repeated as soon as it is served or refused.
+    (0..150).for_each(|number| scene.arrive(Duration::ZERO, 1 + number % 3, true));
+    (0..4).for_each(|_| scene.arrive(secs(5.0), 0, true));
+    scene.play();
+    let [batch, chats @ ..] = &*scene.outcomes else { panic!("four clients") };
+    assert!(chats.iter().all(|chat| chat.failed > 100), "the queue is full");
+    assert!(batch.completed > 50, "{} completed, {} failed", batch.completed, batch.failed);
 }
 
 #[test]

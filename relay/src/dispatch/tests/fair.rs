@@ -15,11 +15,11 @@ fn submit(p: &mut Provider, request: u64, key: &str, class: Class) -> Vec<String
 
 fn submit_weighing(p: &mut Provider, request: u64, key: &str, (hundredths, class): (u16, Class)) -> Vec<String> {
     let weight = Weight::from_hundredths(hundredths).unwrap();
-    p.submit_with(request, "m", |new| new.owner = Some(Owner { key: key.into(), weight, class }))
+    p.submit_with(request, "m", |new| new.owner = Some(Owner { key: Some(key.into()), weight, class }))
 }
 
 fn submit_pinned(p: &mut Provider, request: u64, key: &str, class: Class) {
-    let owner = Owner { key: key.into(), weight: Weight::default(), class };
+    let owner = Owner { key: Some(key.into()), weight: Weight::default(), class };
     p.submit_with(request, "m", |new| (new.owner, new.pin) = (Some(owner), Some(WorkerKey(1))));
 }
 
@@ -29,9 +29,14 @@ fn busy() -> Provider {
 }
 
 fn busy_with(settings: Settings) -> Provider {
+    busy_in(Normal, settings)
+}
+
+/// The same with a request 0 of this class, which is in use then.
+fn busy_in(class: Class, settings: Settings) -> Provider {
     let mut p = Provider::with(settings);
     p.join(1, &["m"], 1);
-    submit(&mut p, 0, "z", Normal);
+    submit(&mut p, 0, "z", class);
     p
 }
 
@@ -74,6 +79,17 @@ fn requests_without_owner_share_one_key() {
     (1..=3).for_each(|request| _ = p.submit(request, "m"));
     submit(&mut p, 4, "a", Normal);
     assert_eq!(order(&mut p, 0, 4), [1, 4, 2, 3]);
+}
+
+#[test]
+fn class_without_key_keeps_its_flow() {
+    let mut p = busy();
+    let batch = Owner { key: None, weight: Weight::default(), class: Batch };
+    p.submit_with(1, "m", |new| new.owner = Some(batch));
+    (2..=3).for_each(|request| _ = p.submit(request, "m"));
+    submit(&mut p, 4, "a", Normal);
+    assert_eq!(p.dispatch.keys_known(), 2, "only the keys `z` and `a`");
+    assert_eq!(order(&mut p, 0, 4), [2, 4, 3, 1]);
 }
 
 #[test]
@@ -242,11 +258,11 @@ fn higher_class_displaces_youngest_of_lowest() {
 
 #[test]
 fn large_request_displaces_several_or_none() {
-    let mut p = busy_with(Settings { max_queue_bytes: 400, ..settings() });
+    let mut p = busy_in(Interactive, Settings { max_queue_bytes: 400, ..settings() });
     (1..=3).for_each(|request| _ = submit(&mut p, request, "a", Batch));
     submit(&mut p, 4, "b", Interactive);
     let large = |p: &mut Provider, request, bytes| {
-        let owner = Owner { key: "c".into(), weight: Weight::default(), class: Interactive };
+        let owner = Owner { key: Some("c".into()), weight: Weight::default(), class: Interactive };
         p.submit_with(request, "m", |new| (new.owner, new.bytes) = (Some(owner), bytes))
     };
     assert_eq!(large(&mut p, 5, 301), ["fail r5: QueueFull { retry_after_secs: 30 }"]);
@@ -255,10 +271,45 @@ fn large_request_displaces_several_or_none() {
 }
 
 #[test]
+fn lower_class_keeps_tenth_of_queue() {
+    let mut p = busy_in(Interactive, Settings { max_queue_len: 20, ..settings() });
+    (1..=3).for_each(|request| _ = submit(&mut p, request, "a", Batch));
+    (4..=20).for_each(|request| assert_eq!(submit(&mut p, request, "b", Interactive), NOTHING));
+    assert_eq!(submit(&mut p, 21, "b", Interactive), ["fail r3: Displaced { retry_after_secs: 30 }"]);
+    assert_eq!(submit(&mut p, 22, "b", Interactive), ["fail r22: QueueFull { retry_after_secs: 30 }"]);
+}
+
+#[test]
+fn lower_class_keeps_tenth_of_bytes() {
+    let mut p = busy_in(Interactive, Settings { max_queue_bytes: 2_000, ..settings() });
+    (1..=2).for_each(|request| _ = submit(&mut p, request, "a", Batch));
+    (3..=20).for_each(|request| assert_eq!(submit(&mut p, request, "b", Interactive), NOTHING));
+    assert_eq!(submit(&mut p, 21, "b", Interactive), ["fail r21: QueueFull { retry_after_secs: 30 }"]);
+}
+
+#[test]
+fn refused_class_gets_next_free_place() {
+    let long = secs(600.0);
+    let mut p =
+        busy_in(Interactive, Settings { max_queue_len: 10, queue_timeout: long, request_timeout: long, ..settings() });
+    (1..=10).for_each(|request| assert_eq!(submit(&mut p, request, "b", Interactive), NOTHING));
+    let is_refused = |lines: Vec<String>| lines.iter().any(|line| line.contains("QueueFull"));
+    assert!(is_refused(submit(&mut p, 11, "a", Batch)));
+    assert_eq!(order(&mut p, 0, 1), [1]);
+    assert!(is_refused(submit(&mut p, 12, "b", Interactive)), "the place is kept for a batch request");
+    assert_eq!(submit(&mut p, 13, "a", Batch), NOTHING);
+    assert_eq!(order(&mut p, 1, 10), [2, 3, 4, 5, 6, 7, 8, 9, 10, 13]);
+    (14..=22).for_each(|request| assert_eq!(submit(&mut p, request, "b", Interactive), NOTHING));
+    assert!(is_refused(submit(&mut p, 23, "b", Interactive)));
+    p.pass(61.0);
+    assert_eq!(submit(&mut p, 24, "b", Interactive), NOTHING, "no batch request has come for a minute");
+}
+
+#[test]
 fn request_displaces_others_in_its_share() {
     let mut p = busy_with(Settings { max_queue_len: 10, ..settings() });
     let submit = |p: &mut Provider, request, key: &str, class| {
-        let owner = Owner { key: key.into(), weight: Weight::default(), class };
+        let owner = Owner { key: Some(key.into()), weight: Weight::default(), class };
         let share = QueueShare { key: key.into(), percent: 20 };
         p.submit_with(request, "m", |new| (new.owner, new.share) = (Some(owner), Some(share)))
     };
@@ -276,9 +327,8 @@ fn position_is_order_of_dispatch() {
     (4..=5).for_each(|request| _ = submit(&mut p, request, "b", Normal));
     submit(&mut p, 6, "c", Batch);
     p.submit(7, "other");
-    let position = |p: &Provider, request| p.dispatch.position(RequestKey(request));
-    assert_eq!((1..=7).filter_map(|request| position(&p, request)).collect::<Vec<_>>(), [1, 3, 5, 2, 4, 6, 1]);
-    assert_eq!((position(&p, 0), position(&p, 8)), (None, None), "it runs, or is unknown");
+    let positions: Vec<_> = p.dispatch.positions().into_iter().map(|(key, place)| (key.0, place)).collect();
+    assert_eq!(positions, [(1, 1), (2, 3), (3, 5), (4, 2), (5, 4), (6, 6), (7, 1)], "0 runs");
     assert_eq!(order(&mut p, 0, 6), [1, 4, 2, 5, 3, 6]);
 }
 

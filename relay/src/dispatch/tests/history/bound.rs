@@ -31,7 +31,7 @@ pub(super) struct Bound {
 impl Bound {
     pub(super) fn apply(&mut self, event: &Event) {
         if let Event::Submit(new) = event {
-            let key = new.owner.as_ref().expect("every request has an owner").key.to_string();
+            let key = format!("{:?}", new.owner.as_ref().expect("every request has an owner").key);
             self.keys.insert(new.key, key);
             self.bytes.insert(new.key, i64::try_from(new.bytes).unwrap());
         }

@@ -145,6 +145,7 @@ pub(super) enum Op {
 /// One of a few keys, its weight in hundredths, and a class.
 #[derive(Clone, Debug)]
 pub(super) struct OwnerOp {
+    /// 0: without a key.
     pub(super) key: u8,
     pub(super) weight: u16,
     pub(super) class: Class,

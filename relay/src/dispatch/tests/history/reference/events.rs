@@ -162,8 +162,9 @@ impl Reference {
         } else {
             self.unservable(key)
         };
+        let is_full = self.is_full(key);
         let no_place = || {
-            let full = (reserved || self.is_full(key, class)) && self.best_for(key).is_none();
+            let full = (reserved || is_full) && self.best_for(key).is_none();
             full.then_some(Failure::QueueFull { retry_after_secs: 1 })
         };
         let no_share = || {

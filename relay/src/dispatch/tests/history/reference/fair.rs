@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::{Reference, Request};
-use crate::dispatch::{Class, Fairness, Model, NewRequest, RequestKey, TokenUsage};
+use crate::dispatch::{Class, Fairness, Model, NewRequest, RequestKey, Settings, TokenUsage};
 
 /// A key; `None`: all requests without one.
 pub(in super::super) type Flow = Option<Arc<str>>;
@@ -16,6 +17,8 @@ pub(super) struct Accounts {
     /// In hundredths.
     weights: BTreeMap<Flow, u64>,
     floor: u64,
+    /// When the last request of each class came.
+    last_arrivals: BTreeMap<Class, Duration>,
     /// Occurrences in this event.
     pub(super) seen: Vec<&'static str>,
 }
@@ -35,10 +38,18 @@ impl Accounts {
 
 impl Reference {
     pub(super) fn share_of(&mut self, new: &NewRequest) -> (Flow, Class) {
+        let (flow, class) = self.flow_of(new);
+        self.accounts.last_arrivals.insert(class, self.now);
+        (flow, class)
+    }
+
+    fn flow_of(&mut self, new: &NewRequest) -> (Flow, Class) {
         match &new.owner {
             Some(owner) if self.settings.fairness != Fairness::Fifo => {
-                let flow = Some(owner.key.clone());
-                self.accounts.weights.insert(flow.clone(), u64::from(owner.weight.hundredths()));
+                let flow = owner.key.clone();
+                if flow.is_some() {
+                    self.accounts.weights.insert(flow.clone(), u64::from(owner.weight.hundredths()));
+                }
                 (flow, owner.class)
             }
             Some(_) | None => (None, Class::Normal),
@@ -124,21 +135,63 @@ impl Reference {
             let share = |new: &NewRequest| new.share.as_ref().map(|share| share.key.clone());
             let same = lower.into_iter().filter(|other| share(&self.requests[other].new) == share(new));
             (youngest(same.collect()), "displaced in its share")
-        } else if self.is_full(key, Class::Batch) {
-            (youngest(lower), "displaced")
         } else {
-            return None;
+            let by_bytes = match self.excess(key, true) {
+                (0, 0) => return None,
+                (0, _) => true,
+                (_, _) => false,
+            };
+            let part = |(count, bytes): (usize, u64)| if by_bytes { bytes } else { count as u64 };
+            let has_more = |class: &Class| part(self.held(key, *class)) > part(self.kept(key, *class));
+            let class = Class::ALL.into_iter().rev().take_while(|lowest| lowest > class).find(has_more)?;
+            (youngest(lower.into_iter().filter(|other| self.requests[other].class == class).collect()), "displaced")
         };
         self.accounts.seen.push(seen);
         displaced
     }
 
-    /// True if the queue is full with the requests of this class and higher ones.
-    pub(super) fn is_full(&self, key: RequestKey, lowest: Class) -> bool {
-        let new = &self.requests[&key].new;
-        let others = || self.queued().filter(|other| *other != key && self.requests[other].class <= lowest);
-        let bytes: u64 = others().map(|other| self.requests[&other].new.bytes).sum();
-        others().count() >= self.settings.max_queue_len || bytes + new.bytes > self.settings.max_queue_bytes
+    /// True if the queue has no room for a request, even if lower classes had only what they keep.
+    pub(super) fn is_full(&mut self, key: RequestKey) -> bool {
+        let (count, bytes) = self.excess(key, false);
+        let lower = Class::ALL.into_iter().filter(|lower| *lower > self.requests[&key].class);
+        let kept = lower.map(|lower| self.kept(key, lower)).fold((0, 0), |sum, kept| (sum.0 + kept.0, sum.1 + kept.1));
+        let is_full = (count, bytes) != (0, 0);
+        let is_kept = is_full && count <= kept.0 && bytes <= kept.1;
+        self.accounts.seen.extend(is_kept.then_some("refused for a lower class"));
+        is_full
+    }
+
+    /// Returns the places and bytes that are missing for a request. Lower classes have what they keep, and, if they `hold` it,
+    /// what they have beyond that.
+    fn excess(&self, key: RequestKey, hold: bool) -> (usize, u64) {
+        let Request { class, new, .. } = &self.requests[&key];
+        let (mut count, mut bytes) = (1, new.bytes);
+        for other in Class::ALL {
+            let (held, kept) = (self.held(key, other), self.kept(key, other));
+            let part = match (other <= *class, hold) {
+                (true, _) => held,
+                (false, true) => (held.0.max(kept.0), held.1.max(kept.1)),
+                (false, false) => kept,
+            };
+            (count, bytes) = (count + part.0, bytes + part.1);
+        }
+        let Settings { max_queue_len, max_queue_bytes, .. } = self.settings;
+        (count.saturating_sub(max_queue_len), bytes.saturating_sub(max_queue_bytes))
+    }
+
+    /// Returns the number and bytes of the waiting requests of a class, without one of them.
+    fn held(&self, without: RequestKey, class: Class) -> (usize, u64) {
+        let of_class = |other: &RequestKey| *other != without && self.requests[other].class == class;
+        let held: Vec<_> = self.queued().filter(of_class).map(|key| self.requests[&key].new.bytes).collect();
+        (held.len(), held.iter().sum())
+    }
+
+    /// Returns the places and bytes that a class keeps.
+    fn kept(&self, without: RequestKey, class: Class) -> (usize, u64) {
+        let last = self.accounts.last_arrivals.get(&class);
+        let is_recent = last.is_some_and(|last| self.now <= *last + Duration::from_secs(60));
+        let Settings { max_queue_len, max_queue_bytes, .. } = self.settings;
+        if is_recent || self.held(without, class).0 > 0 { (max_queue_len / 10, max_queue_bytes / 10) } else { (0, 0) }
     }
 
     /// Returns the share that leaves no room for a request next to those of this class and higher ones; the first request

@@ -30,8 +30,12 @@ pub enum ErrorKind {
     PreviousResponseNotFound,
     /// `x-modelrelay-provider` names no provider.
     ProviderNotFound,
+    /// `x-modelrelay-class` states no class.
+    InvalidClass,
     /// The queue is full.
     QueueFull,
+    /// A request of a higher class took the place in the queue.
+    Displaced,
     /// No worker accepted the request in time.
     QueueTimeout,
     /// The request exceeded its time limit.
@@ -126,6 +130,8 @@ impl ErrorKind {
             Self::ModelNotFound => row(404, "invalid_request_error", "model_not_found", "not_found_error"),
             Self::PreviousResponseNotFound => row(404, "invalid_request_error", "previous_response_not_found", "not_found_error"),
             Self::ProviderNotFound => row(404, "invalid_request_error", "provider_not_found", "not_found_error"),
+            Self::InvalidClass => row(400, "invalid_request_error", "invalid_class", "invalid_request_error"),
+            Self::Displaced => row(429, "rate_limit_error", "displaced", "rate_limit_error").after(1),
             Self::QueueFull => row(429, "rate_limit_error", "queue_full", "rate_limit_error").after(1),
             Self::QueueTimeout => row(504, "timeout_error", "queue_timeout", "overloaded_error").after(1).retry(true),
             Self::RequestTimeout => row(504, "timeout_error", "request_timeout", "timeout_error").retry(false),

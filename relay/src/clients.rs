@@ -3,6 +3,7 @@
 pub mod answer;
 pub mod auth;
 pub mod browser;
+pub mod class;
 pub mod coding;
 pub mod health;
 pub mod inference;

@@ -6,6 +6,7 @@
 
 pub mod affinity;
 pub mod conversation;
+mod core_settings;
 mod details;
 mod drain;
 mod effects;
@@ -32,13 +33,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Instant, SystemTime};
 
 use arc_swap::ArcSwap;
-use modelrelay_protocol::message::{ModelsUpdate, RegisterAck, RelayToWorker};
+use modelrelay_protocol::message::{ModelsUpdate, RegisterAck, RelayToWorker, TokenCounts};
 use tokio::sync::Notify;
 use tracing::{debug, info, warn};
 
 use crate::dispatch::{
-    Allowed, AttemptFailure, CancelReason, Conversation, Dispatch, Effect, Event, Fairness, Grant, LossCause,
-    NewRequest, NewWorker, QueueShare, RequestKey, Settings, WorkerKey,
+    Allowed, AttemptFailure, CancelReason, Conversation, Dispatch, Effect, Event, Grant, LossCause, NewRequest,
+    NewWorker, Owner, QueueShare, RequestKey, TokenUsage, WorkerKey,
 };
 use crate::provider::conversation::HashKey;
 use crate::provider::exchange::Detached;
@@ -50,6 +51,7 @@ use crate::provider::worker::register;
 use crate::settings::config::ProviderConfig;
 use crate::settings::worker_credential::{Credential, CredentialStatus};
 use crate::telemetry::metrics::ProviderSeries;
+use core_settings::settings;
 use listed::Listed;
 use worker::close::{Close, DRAINED, SECRET_REMOVED};
 
@@ -120,13 +122,15 @@ impl Provider {
         self.config.load_full()
     }
 
-    /// Submits a request; its exchange reports how it ends. `pin`, `allowed` and `share` are those of [`NewRequest`].
+    /// Submits a request; its exchange reports how it ends. `pin`, `allowed`, `share` and `owner` are those of
+    /// [`NewRequest`].
     pub fn submit(
         &self,
         record: &Arc<RequestRecord>,
         pin: Option<WorkerKey>,
         allowed: Option<Allowed>,
         share: Option<QueueShare>,
+        owner: Option<Owner>,
     ) {
         let mut state = self.lock();
         // The worker may have changed its link since the pin was resolved.
@@ -140,11 +144,12 @@ impl Provider {
             allowed,
             share,
             conversation: record.conversation.map(Conversation),
-            owner: None,
+            owner,
         };
         record.progress().waiting_since = Some(Instant::now());
         state.requests.insert(record.key, Arc::clone(record));
-        debug!(request_id = record.id, provider = %self.name, model = record.logged_model(), "request submitted");
+        let (model, key_id) = (record.logged_model(), record.api_key.as_deref());
+        debug!(request_id = record.id, provider = %self.name, model, key_id, "request submitted");
         self.handle(&mut state, Event::Submit(request));
     }
 
@@ -300,6 +305,10 @@ impl Provider {
         let mut state = self.lock();
         link.release(held.stream);
         let (worker, request, attempt) = (link.info.key, held.record.key, held.attempt);
+        if let Some(usage) = tokens.map(usage_of).filter(|_| held.record.api_key.is_some()) {
+            // The requests without a key are in order of arrival, whatever they have used.
+            self.handle(&mut state, Event::Used { worker, request, attempt, usage });
+        }
         self.handle(&mut state, Event::Completed { worker, request, attempt, cached });
     }
 
@@ -483,18 +492,6 @@ impl ProviderCore {
     }
 }
 
-fn settings(config: &ProviderConfig) -> Settings {
-    Settings {
-        enabled: config.enabled,
-        max_queue_len: config.max_queue_len,
-        max_queue_bytes: config.max_queue_bytes,
-        queue_timeout: config.queue_timeout(),
-        absent_timeout: config.queue_timeout.is_none().then(|| config.absent_timeout()),
-        cold_timeout: config.cold_timeout,
-        cold_models: config.cold_models.iter().map(|model| model.as_str().into()).collect(),
-        request_timeout: config.request_timeout(),
-        placement: config.placement.mode,
-        max_homes: config.placement.max_homes,
-        fairness: Fairness::default(),
-    }
+fn usage_of(tokens: TokenCounts) -> TokenUsage {
+    TokenUsage { input: tokens.prompt_tokens, output: tokens.completion_tokens }
 }

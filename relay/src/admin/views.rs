@@ -93,8 +93,12 @@ fn state_of(relay: &Relay, residency: bool) -> Value {
 pub(super) async fn requests(State(relay): State<Arc<Relay>>) -> Response {
     json_aside(move || {
         let live = relay.all_providers();
-        let live: Vec<Value> = live.iter().flat_map(|p| p.live_requests()).map(|r| request(&r)).collect();
-        json!({ "requests": live })
+        let of_provider = |provider: &Arc<Provider>| {
+            let positions = provider.queue_positions();
+            let live = provider.live_requests().into_iter();
+            live.map(move |live| request(&live, positions.get(&live.record.key).copied()))
+        };
+        json!({ "requests": live.iter().flat_map(of_provider).collect::<Vec<_>>() })
     })
     .await
 }
@@ -159,7 +163,7 @@ fn provider(relay: &Relay, provider: &Provider, with_residency: bool) -> Value {
     })
 }
 
-fn request(live: &LiveRequest) -> Value {
+fn request(live: &LiveRequest, position: Option<usize>) -> Value {
     let (record, progress) = (&live.record, live.record.progress().clone());
     json!({
         "request_id": record.id,
@@ -167,6 +171,7 @@ fn request(live: &LiveRequest) -> Value {
         "model": &*record.model,
         "endpoint": record.endpoint.as_str(),
         "state": live.stage(),
+        "position": position,
         "stream": record.is_streaming,
         "worker": progress.worker.as_deref(),
         "attempts": progress.attempts,

@@ -101,6 +101,7 @@ async fn prepare(
     (body, response_id): (&mut Body, Option<&str>),
 ) -> Result<Ticket, ApiError> {
     let received_at = Instant::now();
+    let owner = caller.owner(&parts.headers)?;
     let lease = caller.lease()?;
     let endpoint = paths::endpoint(parts.method.as_str(), parts.uri.path());
     if response_id.is_some() && endpoint.is_none() {
@@ -139,7 +140,7 @@ async fn prepare(
     });
     let known = relay.providers.knows(&route.provider, &record.model);
     let ticket = Ticket::new(Arc::clone(&route.provider), Arc::clone(&record), known, read_at, lease);
-    route.provider.submit(&record, pin, allowed, caller.queue_share());
+    route.provider.submit(&record, pin, allowed, caller.queue_share(), owner);
     Ok(ticket)
 }
 

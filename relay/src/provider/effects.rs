@@ -124,8 +124,8 @@ impl Provider {
             }
             Failure::Displaced { retry_after_secs } => {
                 warn!(request_id, provider = %self.name, "displaced by a request of a higher class");
-                ApiError::new(ErrorKind::QueueFull, "Service temporarily at capacity")
-                    .with_retry_after(secs(retry_after_secs))
+                let message = "the queue is full, and a request of a higher class took the place of this one";
+                ApiError::new(ErrorKind::Displaced, message).with_retry_after(secs(retry_after_secs))
             }
             Failure::QueueShareFull { percent } => {
                 warn!(request_id, provider = %self.name, "queue share of a key full");

@@ -84,6 +84,11 @@ impl Provider {
         }
     }
 
+    /// Returns the place of each waiting request among those for its model, from 1.
+    pub fn queue_positions(&self) -> BTreeMap<RequestKey, usize> {
+        self.lock().core.positions()
+    }
+
     /// Returns the requests that have not ended, oldest first.
     pub fn live_requests(&self) -> Vec<LiveRequest> {
         let state = self.lock();

@@ -70,7 +70,7 @@ async fn request_pinned_before_move_follows_worker() {
     let pin = provider.worker_of_instance("process");
     assert_eq!(pin, Some(older.info.key));
     let newer = join(&provider, true);
-    provider.submit(&request(&provider), pin, None, None);
+    provider.submit(&request(&provider), pin, None, None, None);
     assert_eq!(provider.queue_depth(), 1, "it waits for the newer link");
     provider.granted(&newer, Grant { slots: 1, others: 0, capacity: 1, links: 1 });
     assert_eq!(provider.queue_depth(), 0);
@@ -84,7 +84,7 @@ async fn removed_provider_is_found_until_finished() {
     let is_found = || providers.all_with_leaving().iter().any(|found| Arc::ptr_eq(found, &provider));
     providers.replace(&[Arc::clone(&provider)]);
     let running = request(&provider);
-    provider.submit(&running, None, None, None);
+    provider.submit(&running, None, None, None, None);
     assert_eq!(providers.replace(&[]).len(), 1);
     assert_eq!((providers.all().len(), is_found()), (0, true));
     providers.forget_finished();
@@ -99,7 +99,7 @@ async fn removed_provider_is_found_until_finished() {
 async fn response_begins_once_per_attempt() {
     let provider = provider();
     let link = join(&provider, false);
-    provider.submit(&request(&provider), None, None, None);
+    provider.submit(&request(&provider), None, None, None, None);
     provider.granted(&link, Grant { slots: 1, others: 0, capacity: 1, links: 1 });
     let held = link.held_stream(1).expect("it is sent");
     assert!(!held.begun && link.mark_begun(held.stream));

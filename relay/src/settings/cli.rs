@@ -17,7 +17,7 @@ use modelrelay_protocol::limits;
 use crate::kubernetes::identity::ServiceAccount;
 use crate::settings::commands::Command;
 use crate::settings::config::{
-    AllowedOrigins, CacheIsolation, MAX_HOMES, MAX_QUEUE_LEN, Placement, RawAliases, USAGE_DAYS,
+    AllowedOrigins, CacheIsolation, FairnessMode, MAX_HOMES, MAX_QUEUE_LEN, Placement, RawAliases, USAGE_DAYS,
 };
 use crate::telemetry::log::{LogFilter, LogFormat};
 
@@ -119,6 +119,14 @@ pub struct Args {
     /// Maximum number of conversations whose worker is remembered; the one unused for longest is forgotten first (provider).
     #[arg(long, env = "MAX_HOMES", value_name = "N", default_value_t = MAX_HOMES, value_parser = values::homes)]
     pub max_homes: usize,
+
+    /// Order of waiting requests: shared gives each API key its share of the workers, fifo is the order of arrival (provider).
+    #[arg(long, env = "FAIRNESS_MODE", value_name = "MODE", default_value = "shared", value_parser = values::fairness_mode)]
+    pub fairness_mode: FairnessMode,
+
+    /// Wait, in seconds, after which a request competes with requests of higher classes, with FAIRNESS_MODE=shared (provider).
+    #[arg(long, env = "PROMOTE_AFTER_SECS", value_name = "SECONDS", default_value = "15", value_parser = values::seconds)]
+    pub promote_after_secs: Duration,
 
     /// Maximum number of models that one worker may advertise; further ones are dropped with a warning (provider).
     #[arg(long, env = "MAX_MODELS_PER_WORKER", value_name = "N", default_value_t = limits::MAX_MODELS_PER_WORKER, value_parser = values::models_per_worker)]
@@ -342,7 +350,7 @@ pub struct Args {
 const AFTER_HELP: &str = "Sizes are in bytes, or have a unit: Ki, Mi, Gi, Ti. Every flag has an environment variable; the flag takes precedence.";
 
 /// The settings that describe the one provider of a relay without `--config`: argument id and variable.
-const PROVIDER_SETTINGS: [(&str, &str); 19] = [
+const PROVIDER_SETTINGS: [(&str, &str); 21] = [
     ("provider_name", "PROVIDER_NAME"),
     ("worker_secret", "WORKER_SECRET"),
     ("worker_secret_file", "WORKER_SECRET_FILE"),
@@ -360,6 +368,8 @@ const PROVIDER_SETTINGS: [(&str, &str); 19] = [
     ("placement", "PLACEMENT"),
     ("cache_isolation", "CACHE_ISOLATION"),
     ("max_homes", "MAX_HOMES"),
+    ("fairness_mode", "FAIRNESS_MODE"),
+    ("promote_after_secs", "PROMOTE_AFTER_SECS"),
     ("max_models_per_worker", "MAX_MODELS_PER_WORKER"),
     ("require_protocol_version", "REQUIRE_PROTOCOL_VERSION"),
 ];

@@ -24,6 +24,7 @@ use crate::settings::error::ConfigError;
 use crate::telemetry::log::{LogFilter, LogFormat};
 
 mod credentials;
+mod fairness;
 mod file;
 mod model_names;
 mod origins;
@@ -35,6 +36,7 @@ mod validate;
 
 use model_names::{NamePlaces, RawModelNames};
 
+pub use fairness::{FairnessConfig, FairnessMode};
 pub use file::Sources;
 pub use model_names::{ModelNames, RawAliases};
 pub use origins::AllowedOrigins;
@@ -253,6 +255,7 @@ impl Config {
                 cache_isolation: args.cache_isolation,
                 max_homes: args.max_homes,
             },
+            fairness: FairnessConfig { mode: args.fairness_mode, promote_after: args.promote_after_secs },
             max_models_per_worker: args.max_models_per_worker,
             require_protocol_version: args.require_protocol_version,
             ..ProviderConfig::new(&args.provider_name)

@@ -316,12 +316,13 @@ impl<'a> History<'a> {
     }
 }
 
-/// Checks that requests for the same model are sent to workers in order of arrival, a requeued one at its place, and that
-/// none is overtaken more often than this.
+/// Checks that requests of one API key for the same model are sent to workers in order of arrival, a requeued one at its place,
+/// and that none is overtaken more often than this.
 fn check_order(lines: &[Line], most_overtaken: usize) -> Vec<String> {
-    let mut submitted: HashMap<(&str, &str), usize> = HashMap::new();
-    // The requests that were sent of each model, by relay.
-    let mut all_sent: HashMap<(&str, &str), BTreeMap<usize, &str>> = HashMap::new();
+    // The place and the API key of each request.
+    let mut submitted: HashMap<(&str, &str), (usize, Option<&str>)> = HashMap::new();
+    // The requests that were sent of each model and key, by relay.
+    let mut all_sent: HashMap<(&str, &str, Option<&str>), BTreeMap<usize, &str>> = HashMap::new();
     let mut sent: HashSet<(&str, &str)> = HashSet::new();
     let mut wrong = Vec::new();
     // Lines without a host come from a killed process being dropped, in which nothing would run any more.
@@ -329,13 +330,13 @@ fn check_order(lines: &[Line], most_overtaken: usize) -> Vec<String> {
         let Some(id) = line.request_id.as_deref() else { continue };
         let key = (line.host.as_str(), id);
         match line.message.as_str() {
-            "request submitted" => drop(submitted.insert(key, place)),
+            "request submitted" => drop(submitted.insert(key, (place, line.key_id.as_deref()))),
             "request dispatched" if sent.insert(key) => {
-                let Some(arrival) = submitted.get(&key) else {
+                let Some((arrival, api_key)) = submitted.get(&key) else {
                     wrong.push(format!("{id} was dispatched and never submitted"));
                     continue;
                 };
-                let sent = all_sent.entry((key.0, line.model.as_deref().unwrap_or_default())).or_default();
+                let sent = all_sent.entry((key.0, line.model.as_deref().unwrap_or_default(), *api_key)).or_default();
                 if let Some((_, other)) = sent.range(arrival..).nth(most_overtaken) {
                     wrong.push(format!("{other} overtook {id} at {}", key.0));
                 }

@@ -26,6 +26,8 @@ pub struct Line {
     pub request_id: Option<String>,
     /// The field `model`, if present.
     pub model: Option<String>,
+    /// The field `key_id`, if present.
+    pub key_id: Option<String>,
     /// The whole line.
     pub text: String,
 }
@@ -71,10 +73,10 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Collector {
         event.record(&mut fields);
         let text = format!("{} {}{}", event.metadata().level(), fields.message, fields.text);
         let (at, host) = (determinism::elapsed(), host.unwrap_or_default());
-        let Fields { message, request_id, model, .. } = fields;
+        let Fields { message, request_id, model, key_id, .. } = fields;
         LINES.with_borrow_mut(|lines| {
             if let Some(lines) = lines {
-                lines.push(Line { at, host, message, request_id, model, text });
+                lines.push(Line { at, host, message, request_id, model, key_id, text });
             }
         });
     }
@@ -86,6 +88,7 @@ struct Fields {
     message: String,
     request_id: Option<String>,
     model: Option<String>,
+    key_id: Option<String>,
     text: String,
 }
 
@@ -96,6 +99,7 @@ impl Fields {
             "name" => self.host = Some(value.clone()),
             "request_id" => self.request_id = Some(value.clone()),
             "model" => self.model = Some(value.clone()),
+            "key_id" => self.key_id = Some(value.clone()),
             _ => {}
         }
         let _ = write!(self.text, " {name}={value}");

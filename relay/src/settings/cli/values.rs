@@ -11,7 +11,7 @@ use modelrelay_protocol::units::{MAX_DURATION, MIN_DURATION, parse_duration_or_z
 
 use super::{Accounts, Names, OptionalAddr, OptionalPath, OptionalText, Proxies};
 use crate::http::base_path;
-use crate::settings::config::{CacheIsolation, MOST_HOMES, MOST_USAGE_DAYS, Placement, RawAliases};
+use crate::settings::config::{CacheIsolation, FairnessMode, MOST_HOMES, MOST_USAGE_DAYS, Placement, RawAliases};
 use crate::telemetry::log::{LogFilter, LogFormat};
 
 type AllowedValues = String;
@@ -107,6 +107,10 @@ pub(super) fn placement(text: &str) -> Result<Placement, AllowedValues> {
 
 pub(super) fn cache_isolation(text: &str) -> Result<CacheIsolation, AllowedValues> {
     CacheIsolation::parse(text).ok_or_else(|| CacheIsolation::ALLOWED.to_owned())
+}
+
+pub(super) fn fairness_mode(text: &str) -> Result<FairnessMode, AllowedValues> {
+    FairnessMode::parse(text).ok_or_else(|| FairnessMode::ALLOWED.to_owned())
 }
 
 pub(super) fn homes(text: &str) -> Result<usize, AllowedValues> {

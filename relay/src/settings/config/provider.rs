@@ -7,6 +7,7 @@ use modelrelay_protocol::limits;
 use modelrelay_protocol::model_details::ModelDetails;
 use modelrelay_protocol::secret::{Secret, bare};
 
+use super::fairness::FairnessConfig;
 use super::model_names::ModelNames;
 use super::placement::PlacementConfig;
 use crate::dispatch::DEFAULT_COLD_TIMEOUT;
@@ -61,6 +62,8 @@ pub struct ProviderConfig {
     pub first_byte_timeout: Option<Duration>,
     /// How a worker is chosen for a request.
     pub placement: PlacementConfig,
+    /// How waiting requests share the workers.
+    pub fairness: FairnessConfig,
     /// The most models that one worker may advertise.
     pub max_models_per_worker: usize,
     /// True if a worker without a protocol version is rejected.
@@ -105,6 +108,7 @@ impl ProviderConfig {
             stream_idle_timeout: STREAM_IDLE_TIMEOUT,
             first_byte_timeout: None,
             placement: PlacementConfig::default(),
+            fairness: FairnessConfig::default(),
             max_models_per_worker: limits::MAX_MODELS_PER_WORKER,
             require_protocol_version: false,
         }

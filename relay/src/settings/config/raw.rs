@@ -34,6 +34,7 @@ pub(super) struct RawProvider {
     pub(super) model_details: Option<BTreeMap<String, Map<String, Value>>>,
     pub(super) queue: Option<RawQueue>,
     pub(super) placement: Option<RawPlacement>,
+    pub(super) fairness: Option<RawFairness>,
     pub(super) request_timeout: Option<HumanDuration>,
     pub(super) stream_idle_timeout: Option<HumanDuration>,
     pub(super) first_byte_timeout: Option<HumanDuration>,
@@ -63,6 +64,13 @@ pub(super) struct RawPlacement {
     pub(super) mode: Option<String>,
     pub(super) cache_isolation: Option<String>,
     pub(super) max_homes: Option<usize>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(super) struct RawFairness {
+    pub(super) mode: Option<String>,
+    pub(super) promote_after: Option<HumanDuration>,
 }
 
 /// A worker secret; its `Debug` omits the value.

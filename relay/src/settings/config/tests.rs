@@ -391,3 +391,28 @@ fn placement_variables_apply_to_sole_provider() {
     let expected = PlacementConfig { mode: Placement::Cache, cache_isolation: CacheIsolation::Key, max_homes: 9 };
     assert_eq!(config.providers[0].placement, expected);
 }
+
+#[test]
+fn omitted_parts_of_fairness_have_defaults() {
+    let fairness = |text: &str| {
+        let secret = "s".repeat(20);
+        let yaml = format!("providers: [{{name: a, workerSecrets: [{{value: {secret}}}], fairness: {text}}}]");
+        load(&yaml).expect(text).providers[0].fairness
+    };
+    let default = FairnessConfig { mode: FairnessMode::Shared, promote_after: Duration::from_secs(15) };
+    assert_eq!(fairness("{}"), default);
+    assert_eq!(fairness("{promoteAfter: 500ms}").promote_after, Duration::from_millis(500));
+    assert_eq!(fairness("{mode: fifo}"), FairnessConfig { mode: FairnessMode::Fifo, ..default });
+}
+
+#[test]
+fn bad_fairness_names_field_and_allowed_values() {
+    for (fairness, field, allowed) in [
+        ("{mode: lifo}", "fairness.mode", "shared or fifo"),
+        ("{promoteAfter: soon}", "promoteAfter", "duration"),
+        ("{after: 3s}", "fairness", "promoteAfter"),
+    ] {
+        let line = refusal(&format!("providers: [{{name: a, fairness: {fairness}}}]"));
+        assert!(line.contains(field) && line.contains(allowed), "{line}");
+    }
+}

@@ -9,9 +9,10 @@ use modelrelay_protocol::names::is_model_name;
 use serde_json::{Map, Value};
 
 use super::credentials;
+use super::fairness::{FairnessConfig, FairnessMode};
 use super::model_names::{NamePlaces, RawModelNames};
 use super::placement::{CacheIsolation, MOST_HOMES, Placement, PlacementConfig};
-use super::raw::{RawModel, RawPlacement, RawProvider, RawQueue, RawSecret};
+use super::raw::{RawFairness, RawModel, RawPlacement, RawProvider, RawQueue, RawSecret};
 use super::{
     CatalogueModel, ConfigError, MAX_MODELS_PER_WORKER, MAX_RELAY_COUNT, ProviderConfig, Sources, WorkerSecret,
 };
@@ -76,6 +77,7 @@ fn provider(place: &str, raw: &RawProvider, sources: &Sources) -> Result<Provide
         stream_idle_timeout: raw.stream_idle_timeout.map_or(default.stream_idle_timeout, |timeout| timeout.0),
         first_byte_timeout: raw.first_byte_timeout.map(|timeout| timeout.0),
         placement: placement(&format!("{place}.placement"), raw.placement.as_ref())?,
+        fairness: fairness(&format!("{place}.fairness"), raw.fairness.as_ref())?,
         max_models_per_worker: raw.max_models_per_worker.unwrap_or(default.max_models_per_worker),
         require_protocol_version: raw.require_protocol_version.unwrap_or(false),
         ..default
@@ -120,6 +122,19 @@ fn placement(place: &str, raw: Option<&RawPlacement>) -> Result<PlacementConfig,
         mode: mode.transpose()?.unwrap_or(default.mode),
         cache_isolation: cache_isolation.transpose()?.unwrap_or(default.cache_isolation),
         max_homes: raw.max_homes.unwrap_or(default.max_homes),
+    })
+}
+
+fn fairness(place: &str, raw: Option<&RawFairness>) -> Result<FairnessConfig, ConfigError> {
+    let default = FairnessConfig::default();
+    let Some(raw) = raw else { return Ok(default) };
+    let mode = raw.mode.as_deref().map(|text| {
+        let refused = || ConfigError::refused(&format!("{place}.mode"), text, FairnessMode::ALLOWED);
+        FairnessMode::parse(text).ok_or_else(refused)
+    });
+    Ok(FairnessConfig {
+        mode: mode.transpose()?.unwrap_or(default.mode),
+        promote_after: raw.promote_after.map_or(default.promote_after, |after| after.0),
     })
 }
 

@@ -43,6 +43,8 @@ label! {
         UpstreamError => "upstream_error",
         /// The queue was full.
         QueueFull => "queue_full",
+        /// A request of a higher class took its place in the queue.
+        Displaced => "displaced",
         /// No worker was free in time.
         QueueTimeout => "queue_timeout",
         /// It took longer than its timeout.

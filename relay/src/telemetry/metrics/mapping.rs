@@ -18,6 +18,7 @@ impl Outcome {
             | ErrorKind::KeyLimit
             | ErrorKind::PreviousResponseNotFound
             | ErrorKind::ProviderNotFound
+            | ErrorKind::InvalidClass
             | ErrorKind::UnsupportedEncoding
             | ErrorKind::CrossOrigin
             | ErrorKind::UnknownHost
@@ -27,6 +28,7 @@ impl Outcome {
             ErrorKind::InvalidApiKey | ErrorKind::ModelForbidden => Self::Unauthorized,
             ErrorKind::ModelNotFound => Self::ModelNotFound,
             ErrorKind::QueueFull => Self::QueueFull,
+            ErrorKind::Displaced => Self::Displaced,
             ErrorKind::QueueTimeout => Self::QueueTimeout,
             ErrorKind::RequestTimeout => Self::RequestTimeout,
             ErrorKind::RequeueExhausted => Self::RequeueExhausted,

@@ -21,6 +21,7 @@ mod core1_grants;
 mod core1_links;
 mod ctl;
 mod dashboard;
+mod fairness;
 mod first_byte;
 mod headers;
 mod health;

@@ -59,6 +59,8 @@ async fn invalid_choice_lists_allowed_values() {
     is_refused(Relay::builder().env("LOG_FORMAT", "xml"), &["LOG_FORMAT", "xml", "text", "json"]).await;
     is_refused(Relay::builder().env("LOG_LEVEL", "loud"), &["LOG_LEVEL", "loud", "info"]).await;
     is_refused(Relay::builder().env("PLACEMENT", "least"), &["PLACEMENT", "least", "least-load or cache"]).await;
+    is_refused(Relay::builder().env("FAIRNESS_MODE", "lifo"), &["FAIRNESS_MODE", "lifo", "shared or fifo"]).await;
+    is_refused(Relay::builder().env("PROMOTE_AFTER_SECS", "0"), &["PROMOTE_AFTER_SECS", "seconds from 0.001"]).await;
     is_refused(Relay::builder().env("CACHE_ISOLATION", "user"), &["CACHE_ISOLATION", "user", "none or key"]).await;
     let maybe = Relay::builder().env("MODELRELAY_REQUIRE_API_KEYS", "maybe");
     is_refused(maybe, &["MODELRELAY_REQUIRE_API_KEYS", "maybe", "true", "false"]).await;

@@ -57,6 +57,7 @@ fn line(host: &str, message: &str, id: &str) -> Line {
         message: message.to_owned(),
         request_id: Some(id.to_owned()),
         model: Some("alpha".to_owned()),
+        key_id: None,
         text: message.to_owned(),
     }
 }
@@ -129,6 +130,15 @@ fn overtaking_is_found_per_relay() {
         [of("r"), of("r"), vec![line("r", "request submitted", "c")], ["c", "b", "a"].map(|id| sent("r", id)).into()];
     assert!(check_order(&twice.concat(), 1)[0].contains("c overtook a"));
     assert!(check_order(&[sent("r", "c")], 0)[0].contains("never submitted"));
+}
+
+#[test]
+fn requests_of_other_keys_may_overtake() {
+    let of = |key: &str, id| Line { key_id: Some(key.to_owned()), ..line("r", "request submitted", id) };
+    let sent = ["b", "a"].map(|id| line("r", "request dispatched", id));
+    let [one, other] = ["one", "other"].map(|key| [vec![of("one", "a"), of(key, "b")], sent.to_vec()].concat());
+    assert!(check_order(&one, 0)[0].contains("b overtook a"));
+    assert_eq!(check_order(&other, 0), Vec::<String>::new());
 }
 
 #[test]

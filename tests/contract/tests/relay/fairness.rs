@@ -1,0 +1,201 @@
+//! Fair shares of a provider's workers between API keys, and the classes of requests.
+
+use modelrelay_harness::client::{Pending, Request};
+use modelrelay_harness::relay::{Relay, RelayBuilder};
+use modelrelay_harness::worker::{FakeWorker, Job};
+use serde_json::json;
+
+use crate::support::{anthropic_error, chat, check_retry_after, messages, one_provider, openai_error, tag_of, tagged};
+
+fn strict() -> RelayBuilder {
+    Relay::builder().env("MODELRELAY_REQUIRE_API_KEYS", "true")
+}
+
+async fn new_key(relay: &Relay, name: &str) -> String {
+    let key = relay.admin_post("/admin/keys", &json!({"name": name})).await.with_status(201).json();
+    key["secret"].as_str().expect("a secret").to_owned()
+}
+
+/// A worker with one slot, which a request uses.
+struct Busy {
+    worker: FakeWorker,
+    running: Option<Job>,
+    clients: Vec<Pending>,
+}
+
+impl Busy {
+    async fn start(relay: &Relay, first: Request) -> Self {
+        let mut worker = relay.worker(&["m"], 1).await;
+        let clients = vec![relay.begin(first)];
+        let running = Some(worker.expect_request().await);
+        Self { worker, running, clients }
+    }
+
+    /// Sends a request that has to wait.
+    async fn wait(&mut self, relay: &Relay, request: Request) {
+        let before = relay.admin_json("/admin/requests").await["requests"].as_array().expect("a list").len();
+        self.clients.push(relay.begin(request));
+        let is_there = async || {
+            relay.admin_json("/admin/requests").await["requests"].as_array().expect("a list").len() == before + 1
+        };
+        relay.eventually("the request waits", is_there).await;
+    }
+
+    /// Ends the running request, which has used these tokens, and returns the tag of the next one.
+    async fn next(&mut self, (input, output): (u64, u64)) -> String {
+        let job = self.running.take().expect("a request runs");
+        let counts = json!({"prompt_tokens": input, "completion_tokens": output, "total_tokens": input + output});
+        let complete = json!({"type": "response_complete", "request_id": job.id, "status_code": 200,
+            "headers": {}, "body": "{}", "token_counts": counts});
+        self.worker.send(&complete).await;
+        let job = self.worker.expect_request().await;
+        let tag = tag_of(&job);
+        self.running = Some(job);
+        tag
+    }
+
+    /// Returns the tags of the next requests, each of which uses the same tokens.
+    async fn order(&mut self, count: usize) -> Vec<String> {
+        let mut order = Vec::new();
+        for _ in 0..count {
+            order.push(self.next((100, 10)).await);
+        }
+        order
+    }
+}
+
+#[tokio::test]
+async fn busy_key_does_not_delay_another_key() {
+    let relay = strict().start().await;
+    let (busy, light) = (new_key(&relay, "busy").await, new_key(&relay, "light").await);
+    let mut play = Busy::start(&relay, tagged("m", "0").bearer(&busy)).await;
+    for number in 1..=20 {
+        play.wait(&relay, tagged("m", &number.to_string()).bearer(&busy)).await;
+    }
+    play.wait(&relay, tagged("m", "light").bearer(&light)).await;
+    assert_eq!(play.order(3).await, ["light", "1", "2"]);
+}
+
+#[tokio::test]
+async fn reported_usage_decides_between_keys() {
+    let relay = strict().start().await;
+    let (long, short) = (new_key(&relay, "long").await, new_key(&relay, "short").await);
+    let mut play = Busy::start(&relay, tagged("m", "long 0").bearer(&long)).await;
+    for number in 1..=7 {
+        play.wait(&relay, tagged("m", &format!("long {number}")).bearer(&long)).await;
+        play.wait(&relay, tagged("m", &format!("short {number}")).bearer(&short)).await;
+    }
+    assert_eq!(play.next((10, 10)).await, "short 1");
+    assert_eq!(play.next((10, 10)).await, "long 1");
+    // It has used as much as four short ones, although its body has the same size.
+    assert_eq!(play.next((40, 60)).await, "short 2");
+    assert_eq!(play.next((10, 10)).await, "short 3");
+    assert_eq!(play.next((10, 10)).await, "short 4");
+}
+
+#[tokio::test]
+async fn fifo_keeps_arrival_order_of_keys() {
+    let relay = strict().env("FAIRNESS_MODE", "fifo").start().await;
+    let (busy, light) = (new_key(&relay, "busy").await, new_key(&relay, "light").await);
+    let mut play = Busy::start(&relay, tagged("m", "0").bearer(&busy)).await;
+    for number in 1..=3 {
+        play.wait(&relay, tagged("m", &number.to_string()).bearer(&busy).header("x-modelrelay-class", "batch")).await;
+    }
+    play.wait(&relay, tagged("m", "light").bearer(&light)).await;
+    assert_eq!(play.order(4).await, ["1", "2", "3", "light"]);
+}
+
+#[tokio::test]
+async fn requests_without_key_keep_arrival_order() {
+    let relay = Relay::start().await;
+    let mut play = Busy::start(&relay, tagged("m", "0")).await;
+    for number in 1..=5 {
+        play.wait(&relay, tagged("m", &number.to_string())).await;
+    }
+    assert_eq!(play.order(5).await, ["1", "2", "3", "4", "5"]);
+}
+
+#[tokio::test]
+async fn class_header_lowers_and_cannot_raise() {
+    let relay = Relay::start().await;
+    let classed = |tag: &str, class| tagged("m", tag).header("x-modelrelay-class", class);
+    let mut play = Busy::start(&relay, tagged("m", "0")).await;
+    play.wait(&relay, classed("batch", "batch")).await;
+    play.wait(&relay, tagged("m", "first")).await;
+    play.wait(&relay, classed("not raised", "interactive")).await;
+    assert_eq!(play.order(3).await, ["first", "not raised", "batch"]);
+    let job = play.running.take().expect("a request runs");
+    assert_eq!(job.header("x-modelrelay-class"), None, "the header is for the relay");
+}
+
+#[tokio::test]
+async fn invalid_class_is_400_with_allowed_ones() {
+    let relay = Relay::start().await;
+    let reply = relay.fetch(chat("m").header("x-modelrelay-class", "urgent")).await;
+    let message = openai_error(&reply, 400, "invalid_request_error", "invalid_class");
+    assert!(message.contains("\"urgent\"") && message.contains("interactive, normal or batch"), "{message}");
+    let reply = relay.fetch(messages("m").header("x-modelrelay-class", "Batch")).await;
+    anthropic_error(&reply, 400, "invalid_request_error");
+}
+
+#[tokio::test]
+async fn displaced_request_is_429_with_its_code() {
+    let relay = Relay::builder().env("MAX_QUEUE_LEN", "2").start().await;
+    let mut play = Busy::start(&relay, tagged("m", "0")).await;
+    let batch = |tag: &str| tagged("m", tag).header("x-modelrelay-class", "batch");
+    play.wait(&relay, batch("older")).await;
+    let youngest = relay.begin(batch("youngest"));
+    relay.wait_for_queue_depth("local", 2).await;
+    play.clients.push(relay.begin(tagged("m", "normal")));
+    let reply = youngest.reply().await;
+    let message = openai_error(&reply, 429, "rate_limit_error", "displaced");
+    assert!(message.contains("higher class"), "{message}");
+    check_retry_after(&reply);
+    // Not by its own class.
+    openai_error(&relay.fetch(batch("late")).await, 429, "rate_limit_error", "queue_full");
+    assert_eq!(play.order(2).await, ["normal", "older"]);
+    let displaced =
+        "modelrelay_requests_total{code=\"429\",endpoint=\"chat_completions\",model=\"m\",outcome=\"displaced\"";
+    assert_eq!(relay.metric(displaced).await, 1.0);
+}
+
+#[tokio::test]
+async fn promoted_batch_passes_busier_key() {
+    let relay = strict().env("PROMOTE_AFTER_SECS", "0.001").start().await;
+    let (chats, jobs) = (new_key(&relay, "chats").await, new_key(&relay, "jobs").await);
+    let mut play = Busy::start(&relay, tagged("m", "0").bearer(&chats)).await;
+    play.wait(&relay, tagged("m", "job").bearer(&jobs).header("x-modelrelay-class", "batch")).await;
+    for number in 1..=3 {
+        play.wait(&relay, tagged("m", &number.to_string()).bearer(&chats)).await;
+    }
+    assert_eq!(play.order(2).await, ["job", "1"]);
+}
+
+#[tokio::test]
+async fn waiting_requests_show_their_position() {
+    let relay = strict().start().await;
+    let (busy, light) = (new_key(&relay, "busy").await, new_key(&relay, "light").await);
+    let mut play = Busy::start(&relay, chat("m").bearer(&busy)).await;
+    for key in [&busy, &busy, &light] {
+        play.wait(&relay, chat("m").bearer(key)).await;
+    }
+    let listed = relay.admin_json("/admin/requests").await;
+    let positions: Vec<_> = listed["requests"].as_array().expect("a list").iter().map(|it| &it["position"]).collect();
+    assert_eq!(positions, [&json!(null), &json!(1), &json!(3), &json!(2)]);
+}
+
+#[tokio::test]
+async fn reload_changes_mode_for_later_requests() {
+    let relay = strict().config(one_provider("  fairness: {mode: fifo}")).start().await;
+    let (busy, light) = (new_key(&relay, "busy").await, new_key(&relay, "light").await);
+    let hash = async || relay.admin_json("/admin/state").await["config_hash"].clone();
+    let before = hash().await;
+    relay.replace_file("relay.yaml", &one_provider("  fairness: {mode: shared, promoteAfter: 5s}"));
+    relay.eventually("the new configuration is in force", async || hash().await != before).await;
+    let mut play = Busy::start(&relay, tagged("m", "0").bearer(&busy)).await;
+    for number in 1..=2 {
+        play.wait(&relay, tagged("m", &number.to_string()).bearer(&busy)).await;
+    }
+    play.wait(&relay, tagged("m", "light").bearer(&light)).await;
+    assert_eq!(play.order(3).await, ["light", "1", "2"]);
+}

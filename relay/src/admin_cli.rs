@@ -48,7 +48,7 @@ pub async fn run(command: Command) -> Result<(), AdminCliError> {
             let answer = Api::new(&relay)?.get("/admin/keys").await?;
             print_output(relay.output, &answer, || tables::keys(&answer))
         }
-        Command::Keys { change: Some(change), .. } => change_keys(change).await,
+        Command::Keys { change: Some(change), .. } => change_keys(*change).await,
         Command::Usage { relay, wanted, output } => {
             let answer = usage::read(&Api::at(&relay)?, &wanted).await?;
             print(&usage::shown(&answer, &wanted, output))
@@ -59,7 +59,17 @@ pub async fn run(command: Command) -> Result<(), AdminCliError> {
 
 async fn change_keys(change: KeyChange) -> Result<(), AdminCliError> {
     match change {
-        KeyChange::Create { relay, name, models, providers, expires_at, max_in_flight, max_queue_percent } => {
+        KeyChange::Create {
+            relay,
+            name,
+            models,
+            providers,
+            expires_at,
+            max_in_flight,
+            max_queue_percent,
+            weight,
+            class,
+        } => {
             let wanted = json!({
                 "name": name,
                 "models": models,
@@ -67,6 +77,8 @@ async fn change_keys(change: KeyChange) -> Result<(), AdminCliError> {
                 "expires_at": expires_at,
                 "max_in_flight": max_in_flight,
                 "max_queue_percent": max_queue_percent,
+                "weight": weight,
+                "class": class,
             });
             let answer = Api::new(&relay)?.call(Method::POST, "/admin/keys", Some(&wanted)).await?;
             let text = |name: &str| answer[name].as_str().unwrap_or_default();
@@ -89,7 +101,7 @@ async fn change_keys(change: KeyChange) -> Result<(), AdminCliError> {
 
 /// The body of a change to a key: the fields that were given.
 fn changes(fields: KeyUpdate) -> Value {
-    let KeyUpdate { name, models, providers, expires_at, max_in_flight, max_queue_percent } = fields;
+    let KeyUpdate { name, models, providers, expires_at, max_in_flight, max_queue_percent, weight, class } = fields;
     let fields = [
         ("name", name.map(Value::from)),
         ("models", models),
@@ -97,6 +109,8 @@ fn changes(fields: KeyUpdate) -> Value {
         ("expires_at", expires_at),
         ("max_in_flight", max_in_flight),
         ("max_queue_percent", max_queue_percent),
+        ("weight", weight.map(|weight| json!(weight))),
+        ("class", class.map(|class| json!(class))),
     ];
     fields.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect()
 }

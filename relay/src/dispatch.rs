@@ -44,7 +44,8 @@ pub use model::event::{
     LoadFailure, LossCause, Model, NewMultiplexer, NewRequest, NewWorker, Now, Placement, QueueShare, RequestKey,
     Settings, WorkerKey,
 };
-pub use model::fairness::{Class, Fairness, Owner, TokenUsage, Weight};
+pub use model::fairness::{Fairness, TokenUsage};
+pub use model::owner::{Class, Owner, ShareError, Weight};
 pub use snapshot::{ModelSnapshot, RequestPlace, WorkerSnapshot};
 
 use model::clock::{Clock, Moment};

@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
+use crate::dispatch::{Class, Weight};
 use crate::system::unix_time::unix_millis;
 
 mod edit;
@@ -87,7 +88,7 @@ pub async fn flush_regularly(store: std::sync::Weak<dyn KeyStore>) {
     loop {
         let Some(store) = store.upgrade() else { return };
         if let Err(error) = store.flush().await {
-            tracing::warn!(%error, "cannot store times of last use");
+            tracing::warn!(%error, "cannot update the stored API keys");
         }
         drop(store);
         tokio::time::sleep(TOUCH_INTERVAL).await;
@@ -168,6 +169,10 @@ pub struct KeyInfo {
     pub revoked: bool,
     /// The time of the revocation, in RFC 3339, with milliseconds.
     pub revoked_at: Option<String>,
+    /// Its weight among keys of one class.
+    pub weight: Weight,
+    /// The class of its requests.
+    pub class: Class,
     /// Its limits.
     #[serde(flatten)]
     pub limits: KeyLimits,
@@ -326,6 +331,16 @@ impl Key {
         &self.record.limits
     }
 
+    /// The weight among keys of one class.
+    pub fn weight(&self) -> Weight {
+        self.record.weight
+    }
+
+    /// The class of its requests.
+    pub fn class(&self) -> Class {
+        self.record.class
+    }
+
     /// True if it may use this provider.
     pub fn allows_provider(&self, provider: &str) -> bool {
         self.limits().providers.as_ref().is_none_or(|allowed| allowed.iter().any(|name| name == provider))
@@ -360,6 +375,8 @@ impl Key {
             name: record.name,
             revoked: record.revoked,
             revoked_at: record.revoked_at.map(record::format_time),
+            weight: record.weight,
+            class: record.class,
             limits: record.limits,
             in_flight: self.usage.in_flight.load(Ordering::Relaxed),
         }

@@ -6,6 +6,7 @@ import { h, setText } from './dom.js';
 const DAY_MS = 86_400_000;
 const LIFETIMES = [['', 'Never'], ['7', 'In 7 days'], ['30', 'In 30 days'], ['90', 'In 90 days'], ['365', 'In a year'], ['date', 'At a date …']];
 const KEEP = 'keep';
+const CLASSES = [['interactive', 'Interactive: a person waits'], ['normal', 'Normal'], ['batch', 'Batch: may come late']];
 
 /**
  * `key`: its present fields, none for a new key; `send` gets the wanted fields and resolves to the relay's answer, with which the form
@@ -42,6 +43,9 @@ export function keyForm({ store, key = {}, action, send, close }) {
     h('div', { class: 'pair' },
       field('key-flight', 'Concurrent requests', fields.flight, 'Waiting or running'),
       field('key-share', 'Share of the queue, %', fields.share, 'Limit for its waiting requests')),
+    h('div', { class: 'pair' },
+      field('key-class', 'Class', fields.class, 'Higher classes are served first'),
+      field('key-weight', 'Weight', fields.weight, 'Share among busy keys of its class')),
     problem,
     h('div', { class: 'actions' },
       h('button', { type: 'button', onclick: () => close() }, 'Cancel'),
@@ -60,6 +64,8 @@ function inputs(store, key) {
     date: h('input', { id: 'key-date', type: 'datetime-local' }),
     flight: h('input', { id: 'key-flight', type: 'number', min: 1, max: 1_000_000, inputmode: 'numeric', placeholder: 'no limit', value: key.max_in_flight ?? '' }),
     share: h('input', { id: 'key-share', type: 'number', min: 1, max: 100, inputmode: 'numeric', placeholder: 'no limit', value: key.max_queue_percent ?? '' }),
+    class: h('select', { id: 'key-class' }, CLASSES.map(([value, words]) => h('option', { value, selected: value === (key.class ?? 'normal') }, words))),
+    weight: h('input', { id: 'key-weight', type: 'number', min: 0.01, max: 100, step: 0.01, inputmode: 'decimal', required: true, value: key.weight ?? 1 }),
   };
 }
 
@@ -79,6 +85,8 @@ function wanted(fields) {
     ...expiry(fields),
     max_in_flight: number(fields.flight),
     max_queue_percent: number(fields.share),
+    class: fields.class.value,
+    weight: number(fields.weight),
   };
 }
 

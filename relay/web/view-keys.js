@@ -79,6 +79,7 @@ function columns(edit, revoke) {
     { key: 'scope', title: 'May use', minor: 2, sort: scope, text: scope },
     { key: 'flight', title: 'In flight', end: true, minor: 3, sort: (k) => k.in_flight, text: (k) => (k.max_in_flight ? `${count(k.in_flight)} of ${count(k.max_in_flight)}` : count(k.in_flight)) },
     { key: 'share', title: 'Queue share', end: true, minor: 3, sort: (k) => k.max_queue_percent ?? 100, text: (k) => (k.max_queue_percent ? `${k.max_queue_percent} %` : 'no limit') },
+    { key: 'class', title: 'Class', minor: 3, sort: (k) => k.class, text: (k) => (k.weight === 1 ? k.class : `${k.class}, weight ${k.weight}`) },
     { key: 'expires', title: 'Expires', end: true, minor: 3, sort: (k) => k.expires_at ?? '~', text: (k) => (k.expires_at ? absolute(Date.parse(k.expires_at)) : 'never') },
     { key: 'used', title: 'Last used', end: true, minor: 2, sort: (k) => k.last_used_at ?? 0, make: () => age(null, ' ago'), fill: (cell, k) => setAge(cell.firstChild, k.last_used ? Date.parse(k.last_used) : null) },
     {

@@ -172,12 +172,15 @@ test.describe('with a rejected change', () => {
     await form.getByLabel('Name').fill('tablet');
     await form.getByLabel('Models').fill('');
     await form.getByLabel('Concurrent requests').fill('8');
+    await form.getByLabel('Class').selectOption('batch');
+    await form.getByLabel('Weight').fill('0.5');
     await form.getByRole('button', { name: 'Save' }).click();
     await expect(row(page, 'tablet')).toContainText('0 of 8');
+    await expect(row(page, 'tablet')).toContainText('batch, weight 0.5');
     await expect(row(page, 'tablet')).toContainText('all models');
     await expect(row(page, 'phone')).toHaveCount(0);
     const changed = (await site.admin('GET', '/admin/keys')).keys.find((key) => key.id === made.id);
-    expect(changed).toMatchObject({ name: 'tablet', expires_at: '2099-01-01T00:00:00.000Z', max_in_flight: 8, max_queue_percent: 25 });
+    expect(changed).toMatchObject({ name: 'tablet', expires_at: '2099-01-01T00:00:00.000Z', max_in_flight: 8, max_queue_percent: 25, class: 'batch', weight: 0.5 });
     expect(changed.models).toBeUndefined();
   });
 });

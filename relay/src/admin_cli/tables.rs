@@ -139,10 +139,12 @@ pub(super) fn keys(answer: &Value) -> String {
             since(&key["last_used"]),
             format!("{}{most}", word(&key["in_flight"])),
             key["max_queue_percent"].as_u64().map_or_else(|| "-".to_owned(), |percent| format!("{percent} %")),
+            word(&key["class"]),
+            word(&key["weight"]),
             word(&key["expires_at"]),
         ]
     });
-    table(&["KEY", "NAME", "STATE", "LAST USED", "IN FLIGHT", "QUEUE", "EXPIRES"], rows)
+    table(&["KEY", "NAME", "STATE", "LAST USED", "IN FLIGHT", "QUEUE", "CLASS", "WEIGHT", "EXPIRES"], rows)
 }
 
 pub(super) fn table(names: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
@@ -271,11 +273,11 @@ mod tests {
     #[test]
     fn key_shows_state_and_limits() {
         let text = keys(&json!({"keys": [
-            {"id": "a", "in_flight": 3, "max_in_flight": 40, "max_queue_percent": 25, "expires_at": "2999-01-01T00:00:00Z"},
+            {"id": "a", "in_flight": 3, "max_in_flight": 40, "max_queue_percent": 25, "class": "batch", "weight": 2.5, "expires_at": "2999-01-01T00:00:00Z"},
             {"id": "b", "in_flight": 0, "expires_at": "2000-01-01T00:00:00Z"},
             {"id": "c", "in_flight": 0, "expires_at": "2000-01-01T00:00:00Z", "revoked": true},
         ]}));
-        for expected in ["good", "3/40", "25 %", "2999-01-01T00:00:00Z", "expired", "revoked"] {
+        for expected in ["good", "3/40", "25 %", "batch", "2.5", "2999-01-01T00:00:00Z", "expired", "revoked"] {
             assert!(text.contains(expected), "{text}");
         }
     }

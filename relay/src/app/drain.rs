@@ -63,7 +63,7 @@ impl Relay {
         }
         match timeout(LAST_FLUSH, self.keys.flush()).await {
             Ok(Ok(())) => {}
-            Ok(Err(error)) => warn!(%error, "cannot store times of last use"),
+            Ok(Err(error)) => warn!(%error, "cannot update the stored API keys"),
             Err(_) => warn!("timed out storing times of last use"),
         }
         info!("stopped");

@@ -9,7 +9,7 @@ use modelrelay_protocol::error::{ApiError, ErrorKind};
 use modelrelay_protocol::headers::{bearer_token, is_own_key};
 
 use super::{class, text_header};
-use crate::dispatch::{Allowed, Class, Model, Owner, QueueShare, Weight};
+use crate::dispatch::{Allowed, Class, Model, Owner, QueueShare};
 use crate::keys::{Key, KeyLease};
 use crate::net::budget::Holder;
 use crate::net::lockout::network_of;
@@ -101,7 +101,7 @@ impl Caller {
     /// Returns the key by which a request of this caller shares the workers with others, and the request's class. `None` for the
     /// usual request without a key.
     pub fn owner(&self, headers: &HeaderMap) -> Result<Option<Owner>, ApiError> {
-        let (weight, of_key) = share_of(self.key.as_deref());
+        let (weight, of_key) = self.key.as_ref().map(|key| (key.weight(), key.class())).unwrap_or_default();
         let owner = Owner { key: self.key_id(), weight, class: class::of_request(headers, of_key)? };
         Ok(Some(owner).filter(|owner| owner.key.is_some() || owner.class != Class::default()))
     }
@@ -116,12 +116,6 @@ impl Caller {
         let of_address = || Holder::Address(network_of(relay.client_address(&parts.headers, &parts.extensions)));
         self.key_id().map_or_else(of_address, Holder::Key)
     }
-}
-
-/// The weight of a key among those that share a provider's workers, and the class of its requests unless they state a lower one.
-/// All keys have the same, and so have all requests without a key together.
-fn share_of(_key: Option<&Key>) -> (Weight, Class) {
-    (Weight::default(), Class::default())
 }
 
 fn forbidden() -> ApiError {

@@ -3,7 +3,7 @@
 use http::HeaderMap;
 use modelrelay_protocol::error::{ApiError, ErrorKind};
 
-use crate::dispatch::Class;
+use crate::dispatch::{Class, ShareError};
 
 /// The header by which a client lowers the class of a request.
 const CLASS_HEADER: &str = "x-modelrelay-class";
@@ -12,10 +12,10 @@ const CLASS_HEADER: &str = "x-modelrelay-class";
 /// higher one: a client library may send the same header with every key. Of several headers, the lowest class applies.
 pub fn of_request(headers: &HeaderMap, of_key: Class) -> Result<Class, ApiError> {
     headers.get_all(CLASS_HEADER).iter().try_fold(of_key, |class, value| {
-        let stated = value.to_str().ok().and_then(|name| Class::parse(name.trim()));
+        let stated = value.to_str().ok().and_then(|name| name.trim().parse().ok());
         let invalid = || {
             let value = String::from_utf8_lossy(value.as_bytes());
-            let message = format!("{CLASS_HEADER}: {value:?} is not a class; it must be {}", Class::ALLOWED);
+            let message = format!("{CLASS_HEADER}: {value:?} is not a class; it must {}", ShareError::Class);
             ApiError::new(ErrorKind::InvalidClass, message)
         };
         Ok(class.max(stated.ok_or_else(invalid)?))
@@ -53,7 +53,10 @@ mod tests {
     fn invalid_class_names_value_and_allowed_ones() {
         for value in ["urgent", "", "Batch", "batch, normal"] {
             let message = class(&[value], Class::Normal).unwrap_err();
-            assert!(message.contains(&format!("{value:?}")) && message.contains(Class::ALLOWED), "{message}");
+            assert!(
+                message.contains(&format!("{value:?}")) && message.contains("interactive, normal or batch"),
+                "{message}"
+            );
         }
     }
 }

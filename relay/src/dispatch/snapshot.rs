@@ -6,8 +6,9 @@ use std::time::Duration;
 use super::Dispatch;
 use super::model::clock::duration;
 use super::model::event::{Gate, Grant, Model, Now, RequestKey, WorkerKey};
-use super::model::fairness::{Class, Service, estimate};
+use super::model::fairness::estimate;
 use super::model::models::Group;
+use super::model::owner::{Class, Service};
 use super::model::registry::Worker;
 use super::model::request::RequestState;
 

@@ -12,14 +12,15 @@ use serde::de::{Error as _, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
-use super::{KeyLimits, KeyRecord, KeyStoreError, generate};
+use super::{KeyRecord, KeyStoreError, generate};
+use crate::dispatch::{Class, ShareError, Weight};
 
 const MAX_NAME_CHARS: usize = 128;
 const MAX_SCOPE: usize = 256;
 const MAX_SCOPE_CHARS: usize = 256;
 /// The most characters of a value in the audit log.
 const MAX_SHOWN_CHARS: usize = 256;
-const ALLOWED: &str = "name, providers, models, expires_at, max_in_flight, max_queue_percent";
+const ALLOWED: &str = "name, providers, models, expires_at, max_in_flight, max_queue_percent, weight, class";
 
 /// The fields of a request's JSON object, in its order; [`KeyEdits`] and [`NewKey`] validate them. Its text lists them for
 /// the audit log.
@@ -34,7 +35,7 @@ pub struct KeyEdits(Vec<KeyEdit>);
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NewKey(KeyEdits);
 
-/// The value of one field; `None` removes the limit.
+/// The value of one field; `None` removes the limit, or restores the default.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum KeyEdit {
     Name(String),
@@ -43,6 +44,8 @@ enum KeyEdit {
     ExpiresAt(Option<SystemTime>),
     MaxInFlight(Option<u32>),
     MaxQueuePercent(Option<u8>),
+    Weight(Option<Weight>),
+    Class(Option<Class>),
 }
 
 /// A key before it is stored, with its secret.
@@ -90,17 +93,7 @@ impl NewKey {
     pub(super) fn into_fresh(self) -> Result<FreshRecord, KeyStoreError> {
         let fresh = generate::fresh()
             .map_err(|error| KeyStoreError::Unavailable(format!("system random number generator failed: {error}")))?;
-        let mut record = KeyRecord {
-            id: fresh.id,
-            name: String::new(),
-            sha256: fresh.sha256,
-            created_at: SystemTime::now(),
-            last_used_at: None,
-            revoked: false,
-            revoked_at: None,
-            revision: 0,
-            limits: KeyLimits::default(),
-        };
+        let mut record = KeyRecord::new(fresh.id, String::new(), fresh.sha256, SystemTime::now());
         self.0.0.iter().for_each(|edit| edit.apply(&mut record));
         Ok(FreshRecord { record, whole: fresh.whole })
     }
@@ -115,6 +108,8 @@ impl KeyEdit {
             "expires_at" => unless_null(value, time).map(Self::ExpiresAt),
             "max_in_flight" => unless_null(value, |value| whole(value, 1..=u32::MAX)).map(Self::MaxInFlight),
             "max_queue_percent" => unless_null(value, |value| whole(value, 1..=100)).map(Self::MaxQueuePercent),
+            "weight" => unless_null(value, weight).map(Self::Weight),
+            "class" => unless_null(value, class).map(Self::Class),
             _ => {
                 let field: String = field.chars().take(MAX_NAME_CHARS).collect();
                 return Err(KeyStoreError::Invalid(format!("unknown field {field:?}; allowed fields: {ALLOWED}")));
@@ -131,6 +126,8 @@ impl KeyEdit {
             Self::ExpiresAt(expires_at) => record.limits.expires_at = expires_at,
             Self::MaxInFlight(most) => record.limits.max_in_flight = most,
             Self::MaxQueuePercent(most) => record.limits.max_queue_percent = most,
+            Self::Weight(weight) => record.weight = weight.unwrap_or_default(),
+            Self::Class(class) => record.class = class.unwrap_or_default(),
         }
     }
 }
@@ -181,6 +178,16 @@ fn whole<T: TryFrom<u64> + PartialOrd + fmt::Display>(
     let allowed =
         || format!("be a whole number from {} to {}; null or no field means no limit", range.start(), range.end());
     number.ok_or_else(allowed)
+}
+
+fn weight(value: &Value) -> Result<Weight, Requirement> {
+    let number = value.as_f64().ok_or(ShareError::Weight);
+    number.and_then(Weight::try_from).map_err(|error| format!("{error}; null or no field means 1"))
+}
+
+fn class(value: &Value) -> Result<Class, Requirement> {
+    let text = value.as_str().ok_or(ShareError::Class);
+    text.and_then(str::parse).map_err(|error| format!("{error}; null or no field means normal"))
 }
 
 impl<'de> Deserialize<'de> for KeyFields {

@@ -54,17 +54,7 @@ mod tests {
     }
 
     fn record(id: &str, created_at: SystemTime) -> KeyRecord {
-        KeyRecord {
-            id: id.to_owned(),
-            name: "n".to_owned(),
-            sha256: [0; 32],
-            created_at,
-            last_used_at: None,
-            revoked: false,
-            revoked_at: None,
-            revision: 0,
-            limits: KeyLimits::default(),
-        }
+        KeyRecord::new(id.to_owned(), "n".to_owned(), [0; 32], created_at)
     }
 
     fn revoked(id: &str, revoked_at: Option<SystemTime>) -> KeyRecord {

@@ -5,6 +5,7 @@ use std::time::SystemTime;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::KeyLimits;
+use crate::dispatch::{Class, Weight};
 
 /// A key as stored, without its secret.
 ///
@@ -33,14 +34,37 @@ pub struct KeyRecord {
     #[serde(default, skip_serializing_if = "Option::is_none", with = "optional_time")]
     pub revoked_at: Option<SystemTime>,
     /// The number of changes since its creation, by which the current one of two states of a key is found.
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub revision: u64,
+    /// Its weight.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub weight: Weight,
+    /// The class of its requests.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub class: Class,
     /// Its limits.
     #[serde(default)]
     pub limits: KeyLimits,
 }
 
 impl KeyRecord {
+    /// A key without limits that was never used.
+    pub(super) fn new(id: String, name: String, sha256: [u8; 32], created_at: SystemTime) -> Self {
+        Self {
+            id,
+            name,
+            sha256,
+            created_at,
+            last_used_at: None,
+            revoked: false,
+            revoked_at: None,
+            revision: 0,
+            weight: Weight::default(),
+            class: Class::default(),
+            limits: KeyLimits::default(),
+        }
+    }
+
     /// Revokes the key; `false` if it was revoked before.
     pub(super) fn revoke(&mut self, now: SystemTime) -> bool {
         let changes = !self.revoked;
@@ -65,9 +89,8 @@ pub(super) fn active<'a>(records: &'a mut [KeyRecord], id: &str) -> Option<&'a m
     records.iter_mut().find(|record| record.id == id && !record.revoked)
 }
 
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
-fn is_zero(number: &u64) -> bool {
-    *number == 0
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
 }
 
 /// Formats a time as RFC 3339 in UTC, with milliseconds.

@@ -39,3 +39,25 @@ pub(super) fn encode_compact(records: &[KeyRecord]) -> serde_json::Result<Vec<u8
 fn stored(records: &[KeyRecord]) -> StoredKeys {
     StoredKeys { version: VERSION, keys: records.to_vec() }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_of_earlier_versions_are_written_unchanged() {
+        let digest = "0f".repeat(32);
+        let key = |rest: &str| {
+            format!(r#"{{"id":"a","name":"n","sha256":"{digest}","created_at":"2026-01-01T00:00:00.000Z",{rest}}}"#)
+        };
+        let keys = [
+            key(
+                r#""last_used_at":"2026-01-02T00:00:00.000Z","revoked":false,"limits":{"models":["m"],"max_in_flight":2}"#,
+            ),
+            key(r#""revoked":true,"limits":{}"#),
+        ];
+        let text = format!(r#"{{"version":1,"keys":[{}]}}"#, keys.join(","));
+        let records = decode(text.as_bytes()).expect("keys");
+        assert_eq!(String::from_utf8(encode_compact(&records).expect("JSON")), Ok(text));
+    }
+}

@@ -8,17 +8,8 @@ fn later(seconds: u64) -> SystemTime {
 
 fn key(limits: KeyLimits) -> (KeySet, String, String) {
     let fresh = generate::fresh().expect("random");
-    let record = KeyRecord {
-        id: fresh.id.clone(),
-        name: "n".to_owned(),
-        sha256: fresh.sha256,
-        created_at: NOW,
-        last_used_at: None,
-        revoked: false,
-        revoked_at: None,
-        revision: 0,
-        limits,
-    };
+    let record = KeyRecord::new(fresh.id.clone(), "n".to_owned(), fresh.sha256, NOW);
+    let record = KeyRecord { limits, ..record };
     (KeySet::default().renewed(vec![record]), fresh.id, fresh.whole)
 }
 

@@ -7,6 +7,7 @@ use modelrelay_manual::{CompletionsArgs, ManArgs};
 use modelrelay_platform::service::ServiceArgs;
 use serde_json::Value;
 
+use crate::dispatch::{Class, Weight};
 use crate::settings::cli::SecretText;
 
 /// The command to run instead of serving.
@@ -43,7 +44,7 @@ pub enum Command {
         relay: RelayAccess,
         /// To change some.
         #[command(subcommand)]
-        change: Option<KeyChange>,
+        change: Option<Box<KeyChange>>,
     },
     /// Show requests, tokens and times per API key
     Usage {
@@ -108,6 +109,12 @@ pub enum KeyChange {
         /// Maximum share of a queue for the key's waiting requests, 1 to 100 percent [default: no limit]
         #[arg(long, value_name = "PERCENT")]
         max_queue_percent: Option<u8>,
+        /// Weight among busy keys of one class, 0.01 to 100 [default: 1]
+        #[arg(long, value_name = "WEIGHT", value_parser = weight)]
+        weight: Option<Weight>,
+        /// Class of the key's requests: interactive, normal or batch [default: normal]
+        #[arg(long, value_name = "CLASS", value_parser = class)]
+        class: Option<Class>,
     },
     /// Change a key; it keeps whatever no option names
     Update {
@@ -152,6 +159,20 @@ pub struct KeyUpdate {
     /// Maximum share of a queue for the key's waiting requests, 1 to 100 percent, or none for no limit
     #[arg(long, value_name = "PERCENT", value_parser = number_or_none)]
     pub max_queue_percent: Option<Value>,
+    /// Weight among busy keys of one class, 0.01 to 100
+    #[arg(long, value_name = "WEIGHT", value_parser = weight)]
+    pub weight: Option<Weight>,
+    /// Class of the key's requests: interactive, normal or batch
+    #[arg(long, value_name = "CLASS", value_parser = class)]
+    pub class: Option<Class>,
+}
+
+fn weight(text: &str) -> Result<Weight, String> {
+    text.parse().map_err(|_| "a number from 0.01 to 100 with at most two decimals".to_owned())
+}
+
+fn class(text: &str) -> Result<Class, String> {
+    text.parse().map_err(|_| "interactive, normal or batch".to_owned())
 }
 
 fn list_or_all(text: &str) -> Result<Value, String> {

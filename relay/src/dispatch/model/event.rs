@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use modelrelay_protocol::message::{self, Slot};
 
-use super::fairness::{Fairness, Owner, TokenUsage};
+use super::fairness::{Fairness, TokenUsage};
+use super::owner::Owner;
 
 /// The instant at which an event happened, read by the shell.
 pub type Now = std::time::Instant;

@@ -16,7 +16,7 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 use super::event::RequestKey;
-use super::fairness::{Class, Owner, Service, Weight};
+use super::owner::{Class, Owner, Service, Weight};
 use super::small_set::SmallSet;
 
 /// The largest number of flows that are remembered without requests.

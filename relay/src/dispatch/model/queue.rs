@@ -19,9 +19,9 @@ use std::collections::{BTreeMap, BinaryHeap};
 
 use super::clock::{Axis, LaneClock, Moment, Span};
 use super::event::{RequestKey, WorkerKey};
-use super::fairness::Class;
 use super::flows::FlowId;
 use super::models::ModelId;
+use super::owner::Class;
 use super::registry::Worker;
 use super::request::{FailedOn, Scope, refuses};
 use super::wait_list::{EntryIndex, QueueEntry, WaitList};

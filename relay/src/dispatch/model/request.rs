@@ -5,9 +5,9 @@ use super::effect::Failure;
 use super::event::{
     Allowed, Conversation, DEFAULT_COLD_TIMEOUT, FailureReport, LoadFailure, Model, NewRequest, Settings, WorkerKey,
 };
-use super::fairness::{Class, Service};
 use super::flows::FlowId;
 use super::models::ModelId;
+use super::owner::{Class, Service};
 use super::queue::{LaneId, LaneKey, QueuePlace};
 use super::registry::Worker;
 use super::wait_list::{Deadlines, QueueEntry};

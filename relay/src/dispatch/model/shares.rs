@@ -7,7 +7,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use super::event::{QueueShare, RequestKey, Settings};
-use super::fairness::Class;
+use super::owner::Class;
 
 /// Waiting requests, by number and by body bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

@@ -14,8 +14,8 @@ use crate::dispatch::Dispatch;
 use crate::dispatch::model::clock::Span;
 use crate::dispatch::model::effect::Failure;
 use crate::dispatch::model::event::RequestKey;
-use crate::dispatch::model::fairness::Class;
 use crate::dispatch::model::models::ModelId;
+use crate::dispatch::model::owner::Class;
 use crate::dispatch::model::request::Request;
 
 /// One of this number of places in the queue is reserved for requests that a worker can serve now.

@@ -203,9 +203,18 @@ fn batch_alone() -> usize {
     scene.outcomes[0].completed
 }
 
+/// Prints the figures of docs/how-to/share.md.
+#[expect(clippy::print_stdout, reason = "a test's figures")]
+fn show(order: &str, chats: &mut Outcome, batch: &Outcome, alone: usize) {
+    let [median, late] = [50, 95].map(|percent| chats.percentile(percent).as_secs_f64());
+    let share = 100.0 * batch.completed as f64 / alone as f64;
+    println!("{order}: {} of 212 chats fail, wait {median:.1} s, p95 {late:.1} s, batch {share:.0} %", chats.failed);
+}
+
 #[test]
 fn fifo_lets_batch_time_out_chats() {
-    let (chats, _) = chats_beside_batch(Fairness::Fifo, 64, (Class::Interactive, Class::Batch));
+    let (mut chats, batch) = chats_beside_batch(Fairness::Fifo, 64, (Class::Interactive, Class::Batch));
+    show("fifo", &mut chats, &batch, batch_alone());
     assert!(chats.failed > 25, "the scenario is too easy: {} of 212 fail", chats.failed);
 }
 
@@ -214,6 +223,7 @@ fn shared_chats_wait_at_most_one_service_time() {
     let alone = batch_alone();
     for classes in [(Class::Normal, Class::Normal), (Class::Interactive, Class::Batch), (Class::Normal, Class::Batch)] {
         let (mut chats, batch) = chats_beside_batch(SHARED, 64, classes);
+        show(&format!("shared, {classes:?}"), &mut chats, &batch, alone);
         assert_eq!((chats.completed, chats.failed), (212, 0), "{classes:?}");
         let (median, late) = (chats.percentile(50), chats.percentile(95));
         assert!(median < secs(2.0) && late <= BATCH_TIME, "{classes:?}: median {median:?}, p95 {late:?}");

@@ -1,5 +1,6 @@
 use std::time::Duration;
 
+use super::super::KeyLimits;
 use super::*;
 
 fn fields(json: &str) -> KeyFields {
@@ -38,6 +39,15 @@ fn edit_changes_named_fields_only() {
 }
 
 #[test]
+fn weight_and_class_have_defaults() {
+    let mut key = record(r#"{"name":"a","weight":2.5,"class":"batch"}"#);
+    assert_eq!((key.weight.hundredths(), key.class), (250, Class::Batch));
+    assert!(edits(r#"{"weight":null,"class":null}"#).apply(&mut key));
+    assert_eq!((key.weight, key.class), (Weight::default(), Class::Normal));
+    assert_eq!(record(r#"{"name":"a"}"#).class, Class::Normal);
+}
+
+#[test]
 fn edit_without_effect_keeps_revision() {
     let mut key = record(r#"{"name":"a","max_in_flight":3}"#);
     let before = key.clone();
@@ -65,6 +75,9 @@ fn rejected_field_is_named_with_allowed_values() {
         (r#"{"models":"m"}"#.to_owned(), ["models: ", "1 to 256 names"]),
         (format!(r#"{{"models":["{}"]}}"#, long(257)), ["models: ", "at most 256 characters"]),
         (r#"{"providers":[""]}"#.to_owned(), ["providers: ", "1 to 256 names"]),
+        (r#"{"weight":0}"#.to_owned(), ["weight: ", "from 0.01 to 100"]),
+        (r#"{"weight":"1"}"#.to_owned(), ["weight: ", "from 0.01 to 100"]),
+        (r#"{"class":"fast"}"#.to_owned(), ["class: ", "interactive, normal or batch"]),
         (r#"{"expires_at":"soon"}"#.to_owned(), ["expires_at: ", "2026-12-01T00:00:00Z"]),
     ] {
         let KeyStoreError::Invalid(why) = KeyEdits::try_from(fields(&json)).expect_err(&json) else {

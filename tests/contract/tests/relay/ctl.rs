@@ -109,7 +109,7 @@ async fn command_changes_and_removes_limits_of_key() {
     let id = made["id"].as_str().unwrap();
     let change = ["keys", "update", id, "--name", "team-a", "--max-in-flight", "none", "--max-queue-percent", "25"];
     let shown = output_of(&relay, &change).await;
-    assert_eq!(line(&shown, id)[1..], ["team-a", "good", "-", "0", "25 %", "-"], "{shown}");
+    assert_eq!(line(&shown, id)[1..], ["team-a", "good", "-", "0", "25 %", "normal", "1", "-"], "{shown}");
     let change = ["keys", "update", id, "--models", "all", "--expires-at", "2099-01-01T00:00:00Z", "-o", "json"];
     let key: Value = serde_json::from_str(&output_of(&relay, &change).await).expect("JSON");
     assert_eq!((&key["name"], &key["models"], &key["max_queue_percent"]), (&"team-a".into(), &Value::Null, &25.into()));
@@ -117,11 +117,15 @@ async fn command_changes_and_removes_limits_of_key() {
     let change = ["keys", "update", id, "--expires-at", "never", "--providers", "local,other", "-o", "json"];
     let key: Value = serde_json::from_str(&output_of(&relay, &change).await).expect("JSON");
     assert_eq!((&key["expires_at"], &key["providers"][1]), (&Value::Null, &"other".into()));
+    let shown = output_of(&relay, &["keys", "update", id, "--weight", "2.5", "--class", "batch"]).await;
+    assert_eq!(line(&shown, id)[6..8], ["batch", "2.5"], "{shown}");
     for (arguments, expected) in [
         (
             &["--max-in-flight", "many"][..],
             "--max-in-flight: \"many\" is not allowed: a whole number, or none for no limit",
         ),
+        (&["--class", "fast"], "--class: \"fast\" is not allowed: interactive, normal or batch"),
+        (&["--weight", "0"], "--weight: \"0\" is not allowed: a number from 0.01 to 100"),
         (&["--max-in-flight", "0"], "returned 400: max_in_flight: must be a whole number from 1"),
         (&["--expires-at", "soon"], "returned 400: expires_at: must be a UTC time"),
         (&[], "required"),

@@ -149,6 +149,24 @@ async fn change_that_cannot_be_stored_is_503() {
 }
 
 #[tokio::test]
+async fn weight_and_class_are_stored_and_listed() {
+    let mut relay = Relay::start().await;
+    let wanted = json!({"name": "k", "weight": 2.5, "class": "interactive"});
+    let key = relay.admin_post("/admin/keys", &wanted).await.with_status(201).json();
+    let id = key["id"].as_str().expect("an id");
+    assert_eq!((&key["weight"], &key["class"]), (&json!(2.5), &json!("interactive")));
+    let changed = change(&relay, id, json!({"weight": 0.01, "class": "batch"})).await.with_status(200).json();
+    assert_eq!((&changed["weight"], &changed["class"]), (&json!(0.01), &json!("batch")));
+    relay.process().kill().await;
+    let relay = relay.restart().await;
+    assert_eq!(listed(&relay).await, changed);
+    let changed = change(&relay, id, json!({"weight": null, "class": null})).await.with_status(200).json();
+    assert_eq!((&changed["weight"], &changed["class"]), (&json!(1), &json!("normal")));
+    let text = relay.read_file("modelrelay-keys.json");
+    assert!(!text.contains("weight") && !text.contains("class"), "defaults are not stored: {text}");
+}
+
+#[tokio::test]
 async fn full_secret_rejects_longer_key_and_accepts_shorter() {
     let kubernetes = FakeKubernetes::start().await;
     kubernetes.change(|data| {
@@ -175,11 +193,12 @@ async fn concurrent_changes_of_relays_are_all_kept() {
     for round in 1..=5 {
         let (left, right) = tokio::join!(
             change(&one, &id, json!({"max_in_flight": round})),
-            change(&other, &id, json!({"max_queue_percent": round})),
+            change(&other, &id, json!({"max_queue_percent": round, "weight": round + 1})),
         );
         let _ = (left.with_status(200), right.with_status(200));
-        let limits = kubernetes.keys()[0]["limits"].clone();
-        assert_eq!(limits, json!({"max_in_flight": round, "max_queue_percent": round}));
+        let key = &kubernetes.keys()[0];
+        let limits = json!({"max_in_flight": round, "max_queue_percent": round});
+        assert_eq!((&key["limits"], &key["weight"]), (&limits, &json!(round + 1)));
     }
 }
 

@@ -5,6 +5,7 @@
 //! deserialized would stop the whole watch. There is one version, and changes only add fields, so no conversion is needed.
 
 pub mod common;
+pub mod fairness;
 #[allow(unreachable_pub, reason = "the derive macro repeats the type inside a function")]
 pub mod multiplexer;
 pub mod placement;

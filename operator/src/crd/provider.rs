@@ -9,6 +9,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
 use super::common::{DurationText, LogFormat, RawObject, SecretKeyRef, SizeText, null_is_default};
+use super::fairness::Fairness;
 use super::placement::Placement;
 use super::schema;
 
@@ -73,6 +74,10 @@ pub struct ProviderSpec {
     /// Choice of the worker for a request. Default: the least loaded one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub placement: Option<Placement>,
+
+    /// Order of waiting requests. Default: each API key gets its share of the workers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fairness: Option<Fairness>,
 
     /// Maximum total time of a request, from the queue to the end of the response, without the wait for a model to load. Default:
     /// none; a response ends when it stalls.

@@ -115,6 +115,7 @@ fn relay_yaml(provider: &ValidatedProvider, plan: &Plan) -> String {
             request_timeout: text(spec.request_timeout.as_ref()),
             stream_idle_timeout: text(spec.stream_idle_timeout.as_ref()),
             placement: spec.placement.as_ref(),
+            fairness: spec.fairness.as_ref(),
             first_byte_timeout: text(spec.first_byte_timeout.as_ref()),
             max_models_per_worker: spec.max_models_per_worker,
             require_protocol_version: spec.require_protocol_version,
@@ -160,6 +161,9 @@ struct Provider<'a> {
     /// Only if configured: an older relay rejects fields that it does not know.
     #[serde(skip_serializing_if = "Option::is_none")]
     placement: Option<&'a crate::crd::placement::Placement>,
+    /// Only if configured: an older relay rejects fields that it does not know.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    fairness: Option<&'a crate::crd::fairness::Fairness>,
     max_models_per_worker: i32,
     require_protocol_version: bool,
 }

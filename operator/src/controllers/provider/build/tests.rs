@@ -96,7 +96,7 @@ fn certificate_matches_snapshot() {
 
 #[test]
 fn full_spec_matches_snapshot() {
-    let spec = json!({
+    let mut spec = json!({
         "models": [{"id": "meta-llama/Llama-3.1-8B-Instruct", "aliases": ["llama3"]}],
         "aliases": {"gpt-4o": "llama3"}, "defaultModel": "llama3", "fallbackModel": "gpt-4o",
         "queue": {"maxLength": 7, "maxBytes": "1Mi", "timeout": "10s", "coldTimeout": "1m30s"},
@@ -124,6 +124,7 @@ fn full_spec_matches_snapshot() {
             },
         },
     });
+    spec["fairness"] = json!({"mode": "fifo", "promoteAfter": "5s"});
     snapshot::check("provider-everything", &page(&built(spec, &[], &steady(), &defaults())));
 }
 

@@ -115,7 +115,7 @@ suite_unit() {
 suite_histories() {
   MODELRELAY_HISTORY_TRANSITIONS=$HISTORY_TRANSITIONS run_tests histories --success-output final \
     -E 'test(/dispatch::tests::history/) | (package(modelrelay-multiplexer) & test(/^(machine::tests::history|actor::tests::world)/))' 2>&1 |
-    awk '{ print } / transitions$/ { found++ } END { exit found != 4 }'
+    awk '{ print } / transitions$/ { found++ } END { exit found != 6 }'
 }
 
 # Black box. A test that cannot run on this machine prints the reason in one line, and fails under CI=true.

@@ -368,9 +368,9 @@ fn last_acts() -> impl Strategy<Value = Vec<Op>> {
 
 pub(super) fn history(kind: Kind) -> BoxedStrategy<(Settings, Vec<Op>)> {
     match kind {
-        Kind::Plain | Kind::Shared => any_history(kind).boxed(),
+        Kind::Plain => any_history(kind).boxed(),
         Kind::Crowded => crowded::history().boxed(),
-        Kind::Placed => prop_oneof![3 => any_history(kind), 1 => busy::history()].boxed(),
+        Kind::Placed | Kind::Shared => prop_oneof![3 => any_history(kind), 1 => busy::history(kind)].boxed(),
     }
 }
 

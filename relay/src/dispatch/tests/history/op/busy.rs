@@ -5,12 +5,12 @@ use std::time::Duration;
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use super::{CONVERSATIONS, Op, any_index, begin, cached};
-use crate::dispatch::{AttemptFailure, CancelReason, Fairness, Placement, Settings};
+use super::{CONVERSATIONS, Kind, Op, OwnerOp, any_index, begin, cached};
+use crate::dispatch::{AttemptFailure, CancelReason, Class, Fairness, Placement, Settings};
 
-pub(super) fn history() -> impl Strategy<Value = (Settings, Vec<Op>)> {
+pub(super) fn history(kind: Kind) -> impl Strategy<Value = (Settings, Vec<Op>)> {
     let joins = vec(join(), 2..4);
-    (prop::sample::select(vec![2, 10, 100]), joins, vec(op(), 60..240)).prop_map(|(max_homes, mut ops, rest)| {
+    (prop::sample::select(vec![2, 10, 100]), joins, vec(op(kind), 60..240)).prop_map(|(max_homes, mut ops, rest)| {
         ops.extend(rest);
         let long = Duration::from_secs(300);
         let settings = Settings {
@@ -42,10 +42,11 @@ fn join() -> impl Strategy<Value = Op> {
     })
 }
 
-fn op() -> impl Strategy<Value = Op> {
+fn op(kind: Kind) -> impl Strategy<Value = Op> {
     let conversation = prop::option::weighted(0.9, 0..CONVERSATIONS);
     let pin = prop::option::weighted(0.05, any_index());
-    let submit = (1..50_u64, pin, conversation).prop_map(|(bytes, pin, conversation)| Op::Submit {
+    let owner = kind.draw_shared((0..2_u8).prop_map(|key| OwnerOp { key, weight: 100, class: Class::Normal }));
+    let submit = (1..50_u64, pin, conversation, owner).prop_map(|(bytes, pin, conversation, owner)| Op::Submit {
         model: 0,
         bytes,
         pin,
@@ -53,7 +54,7 @@ fn op() -> impl Strategy<Value = Op> {
         allowed: None,
         share: None,
         conversation,
-        owner: None,
+        owner,
     });
     let complete =
         (any_index(), prop::option::of(cached())).prop_map(|(request, cached)| Op::Complete { request, cached });

@@ -6,6 +6,7 @@ use std::borrow::Cow;
 use std::time::Duration;
 
 use crate::message::WorkerError;
+use crate::rate_limit::RateLimit;
 
 /// The kind of an error: one row of the table.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -24,6 +25,8 @@ pub enum ErrorKind {
     ModelForbidden,
     /// The key has as many requests in flight as it may.
     KeyLimit,
+    /// The key has used up its tokens of this minute or day.
+    TokenLimit,
     /// No provider has the model. `Retry-After` is set after a relay's start, while workers may still register it.
     ModelNotFound,
     /// No worker is known to have the previous response.
@@ -127,6 +130,7 @@ impl ErrorKind {
             Self::InvalidApiKey => row(401, "authentication_error", "invalid_api_key", "authentication_error"),
             Self::ModelForbidden => row(403, "permission_error", "model_forbidden", "permission_error"),
             Self::KeyLimit => row(429, "rate_limit_error", "key_limit", "rate_limit_error").after(1),
+            Self::TokenLimit => row(429, "rate_limit_error", "token_limit", "rate_limit_error").after(1),
             Self::ModelNotFound => row(404, "invalid_request_error", "model_not_found", "not_found_error"),
             Self::PreviousResponseNotFound => row(404, "invalid_request_error", "previous_response_not_found", "not_found_error"),
             Self::ProviderNotFound => row(404, "invalid_request_error", "provider_not_found", "not_found_error"),
@@ -182,6 +186,7 @@ pub struct ApiError {
     message: Cow<'static, str>,
     param: Option<&'static str>,
     retry_after: Option<u64>,
+    rate_limit: Option<RateLimit>,
 }
 
 impl ApiError {
@@ -189,7 +194,7 @@ impl ApiError {
     pub fn new(kind: ErrorKind, message: impl Into<Cow<'static, str>>) -> Self {
         let param = matches!(kind, ErrorKind::ModelNotFound | ErrorKind::MissingModel).then_some("model");
         let retry_after = kind.row().retry_after;
-        Self { kind, message: message.into(), param, retry_after }
+        Self { kind, message: message.into(), param, retry_after, rate_limit: None }
     }
 
     /// Sets another `Retry-After`, rounded up to whole seconds and kept within 1–60.
@@ -204,6 +209,12 @@ impl ApiError {
             Some(after) if self.retry_after.is_some() => self.with_retry_after(after),
             _ => self,
         }
+    }
+
+    /// States the limit that is reached.
+    pub fn with_rate_limit(mut self, limit: RateLimit) -> Self {
+        self.rate_limit = Some(limit);
+        self
     }
 
     /// Appends text to the message.
@@ -289,6 +300,7 @@ impl ApiError {
         if let Some(should) = self.should_retry() {
             headers.push(("x-should-retry", should.to_string()));
         }
+        headers.extend(self.rate_limit.iter().flat_map(RateLimit::headers));
         if self.kind == ErrorKind::InvalidApiKey {
             headers.push(("www-authenticate", "Bearer".to_owned()));
         }

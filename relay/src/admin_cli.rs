@@ -67,19 +67,25 @@ async fn change_keys(change: KeyChange) -> Result<(), AdminCliError> {
             expires_at,
             max_in_flight,
             max_queue_percent,
+            tokens_per_minute,
+            tokens_per_day,
             weight,
             class,
         } => {
-            let wanted = json!({
+            let mut wanted = json!({
                 "name": name,
                 "models": models,
                 "providers": providers,
                 "expires_at": expires_at,
                 "max_in_flight": max_in_flight,
                 "max_queue_percent": max_queue_percent,
+                "tokens_per_minute": tokens_per_minute,
+                "tokens_per_day": tokens_per_day,
                 "weight": weight,
                 "class": class,
             });
+            // A relay of an earlier version does not know all fields.
+            wanted.as_object_mut().into_iter().for_each(|fields| fields.retain(|_, value| !value.is_null()));
             let answer = Api::new(&relay)?.call(Method::POST, "/admin/keys", Some(&wanted)).await?;
             let text = |name: &str| answer[name].as_str().unwrap_or_default();
             print_output(relay.output, &answer, || {
@@ -101,7 +107,18 @@ async fn change_keys(change: KeyChange) -> Result<(), AdminCliError> {
 
 /// The body of a change to a key: the fields that were given.
 fn changes(fields: KeyUpdate) -> Value {
-    let KeyUpdate { name, models, providers, expires_at, max_in_flight, max_queue_percent, weight, class } = fields;
+    let KeyUpdate {
+        name,
+        models,
+        providers,
+        expires_at,
+        max_in_flight,
+        max_queue_percent,
+        tokens_per_minute,
+        tokens_per_day,
+        weight,
+        class,
+    } = fields;
     let fields = [
         ("name", name.map(Value::from)),
         ("models", models),
@@ -109,6 +126,8 @@ fn changes(fields: KeyUpdate) -> Value {
         ("expires_at", expires_at),
         ("max_in_flight", max_in_flight),
         ("max_queue_percent", max_queue_percent),
+        ("tokens_per_minute", tokens_per_minute),
+        ("tokens_per_day", tokens_per_day),
         ("weight", weight.map(|weight| json!(weight))),
         ("class", class.map(|class| json!(class))),
     ];

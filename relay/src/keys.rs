@@ -2,17 +2,19 @@
 //!
 //! A key is `mr-<id>-<secret>`. The id finds it, so that a check costs one lookup regardless of the number of keys. Only
 //! the SHA-256 of the whole key is stored and compared, in constant time; with 160 random bits nothing slower is needed.
-//! The request path reads a snapshot and takes no lock. A [`KeyStore`] stores keys beyond the process: in a file here,
-//! elsewhere on other platforms. A revoked key stays listed, because a name in an old log should still be found.
+//! The request path reads a snapshot and takes no lock but that of its key's tokens. A [`KeyStore`] stores keys beyond the
+//! process: in a file here, elsewhere on other platforms. A revoked key stays listed, because a name in an old log should
+//! still be found.
 
 use std::collections::HashMap;
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use modelrelay_protocol::rate_limit::RateLimit;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
@@ -27,11 +29,15 @@ mod generate;
 mod record;
 pub mod secret;
 mod stored;
+mod tokens;
 
 pub use edit::{KeyEdits, KeyFields, NewKey};
 pub use file::FileKeyStore;
 pub use record::KeyRecord;
 pub use secret::SecretKeyStore;
+pub use tokens::TokenLimit;
+
+use tokens::TokenUse;
 
 /// The prefix of every key; a value with it is never forwarded to a backend.
 pub const KEY_PREFIX: &str = "mr-";
@@ -114,6 +120,14 @@ struct Usage {
     in_flight: AtomicU32,
     /// Milliseconds since 1970; 0 if it was never used.
     last_used: AtomicU64,
+    tokens: Mutex<TokenUse>,
+}
+
+impl Usage {
+    /// Locks the tokens, for the time of a calculation.
+    fn tokens(&self) -> MutexGuard<'_, TokenUse> {
+        self.tokens.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// The limits of a key; an absent one does not limit anything.
@@ -136,6 +150,12 @@ pub struct KeyLimits {
     /// always wait.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_queue_percent: Option<u8>,
+    /// The most tokens of its requests within a minute, input and output together.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tokens_per_minute: Option<u64>,
+    /// The most tokens of its requests within a day, input and output together.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tokens_per_day: Option<u64>,
 }
 
 /// A new key.
@@ -222,10 +242,12 @@ impl KeyStoreError {
     }
 }
 
-/// One request in flight with a key; dropping it releases the place.
+/// One request in flight with a key; dropping it releases the place, and the tokens that were charged and not settled.
 #[derive(Debug)]
 pub struct KeyLease {
     key: Arc<Key>,
+    /// The tokens that are charged until the request ends.
+    charged: Option<u64>,
 }
 
 impl KeyLease {
@@ -233,10 +255,25 @@ impl KeyLease {
     pub fn key(&self) -> &Key {
         &self.key
     }
+
+    /// Charges the estimated tokens of the request, unless a limit of the key is reached.
+    pub fn charge(&mut self, estimate: u64, now: SystemTime) -> Result<(), TokenLimit> {
+        self.key.tokens().charge(estimate, now)?;
+        self.charged = Some(estimate);
+        Ok(())
+    }
+
+    /// Replaces what was charged, if anything was, with the tokens that the request used.
+    pub fn settle(&mut self, used: u64, now: SystemTime) {
+        if let Some(estimate) = self.charged.take() {
+            self.key.tokens().settle(estimate, used, now);
+        }
+    }
 }
 
 impl Drop for KeyLease {
     fn drop(&mut self) {
+        self.settle(0, SystemTime::now());
         self.key.usage.in_flight.fetch_sub(1, Ordering::AcqRel);
     }
 }
@@ -277,10 +314,12 @@ impl KeySet {
 
     /// The keys of `records`, with the live state of keys that existed before.
     fn renewed(&self, records: Vec<KeyRecord>) -> Self {
+        let now = SystemTime::now();
         let keys = records.into_iter().map(|record| {
             let usage = self.keys.get(&record.id).map(|key| Arc::clone(&key.usage)).unwrap_or_default();
             let stored = record.last_used_at.map_or(0, unix_millis);
             usage.last_used.fetch_max(stored, Ordering::Relaxed);
+            usage.tokens().set_limits(&record.limits, now);
             (record.id.clone(), Arc::new(Key { id: record.id.as_str().into(), record, usage }))
         });
         Self { keys: keys.collect() }
@@ -357,9 +396,26 @@ impl Key {
         let limit = self.limits().max_in_flight;
         let room = |count: u32| limit.is_none_or(|most| count < most).then(|| count + 1);
         match self.usage.in_flight.fetch_update(Ordering::AcqRel, Ordering::Acquire, room) {
-            Ok(_) => Ok(KeyLease { key: Arc::clone(self) }),
+            Ok(_) => Ok(KeyLease { key: Arc::clone(self), charged: None }),
             Err(_) => Err(KeyLimit { max_in_flight: limit.unwrap_or(u32::MAX) }),
         }
+    }
+
+    /// Returns the limit of tokens that is reached, if one is. `used_today` returns the tokens that the key had used today when the
+    /// relay started; it is called once.
+    pub fn check_tokens(&self, now: SystemTime, used_today: impl FnOnce() -> u64) -> Result<(), TokenLimit> {
+        let mut tokens = self.tokens();
+        tokens.resume(now, used_today);
+        tokens.check(now)
+    }
+
+    /// The limit of tokens with the fewest free ones; `None` without one.
+    pub fn token_limit(&self, now: SystemTime) -> Option<RateLimit> {
+        self.tokens().tighter(now)
+    }
+
+    fn tokens(&self) -> MutexGuard<'_, TokenUse> {
+        self.usage.tokens()
     }
 
     /// The view of the admin API.

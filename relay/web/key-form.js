@@ -44,6 +44,9 @@ export function keyForm({ store, key = {}, action, send, close }) {
       field('key-flight', 'Concurrent requests', fields.flight, 'Waiting or running'),
       field('key-share', 'Share of the queue, %', fields.share, 'Limit for its waiting requests')),
     h('div', { class: 'pair' },
+      field('key-minute', 'Tokens per minute', fields.minute, 'Input and output together'),
+      field('key-day', 'Tokens per day', fields.day, 'Input and output together')),
+    h('div', { class: 'pair' },
       field('key-class', 'Class', fields.class, 'Higher classes are served first'),
       field('key-weight', 'Weight', fields.weight, 'Share among busy keys of its class')),
     problem,
@@ -64,6 +67,8 @@ function inputs(store, key) {
     date: h('input', { id: 'key-date', type: 'datetime-local' }),
     flight: h('input', { id: 'key-flight', type: 'number', min: 1, max: 1_000_000, inputmode: 'numeric', placeholder: 'no limit', value: key.max_in_flight ?? '' }),
     share: h('input', { id: 'key-share', type: 'number', min: 1, max: 100, inputmode: 'numeric', placeholder: 'no limit', value: key.max_queue_percent ?? '' }),
+    minute: h('input', { id: 'key-minute', type: 'number', min: 1, inputmode: 'numeric', placeholder: 'no limit', value: key.tokens_per_minute ?? '' }),
+    day: h('input', { id: 'key-day', type: 'number', min: 1, inputmode: 'numeric', placeholder: 'no limit', value: key.tokens_per_day ?? '' }),
     class: h('select', { id: 'key-class' }, CLASSES.map(([value, words]) => h('option', { value, selected: value === (key.class ?? 'normal') }, words))),
     weight: h('input', { id: 'key-weight', type: 'number', min: 0.01, max: 100, step: 0.01, inputmode: 'decimal', required: true, value: key.weight ?? 1 }),
   };
@@ -85,6 +90,8 @@ function wanted(fields) {
     ...expiry(fields),
     max_in_flight: number(fields.flight),
     max_queue_percent: number(fields.share),
+    tokens_per_minute: number(fields.minute),
+    tokens_per_day: number(fields.day),
     class: fields.class.value,
     weight: number(fields.weight),
   };

@@ -139,12 +139,20 @@ pub(super) fn keys(answer: &Value) -> String {
             since(&key["last_used"]),
             format!("{}{most}", word(&key["in_flight"])),
             key["max_queue_percent"].as_u64().map_or_else(|| "-".to_owned(), |percent| format!("{percent} %")),
+            token_limits(key),
             word(&key["class"]),
             word(&key["weight"]),
             word(&key["expires_at"]),
         ]
     });
-    table(&["KEY", "NAME", "STATE", "LAST USED", "IN FLIGHT", "QUEUE", "CLASS", "WEIGHT", "EXPIRES"], rows)
+    table(&["KEY", "NAME", "STATE", "LAST USED", "IN FLIGHT", "QUEUE", "TOKENS", "CLASS", "WEIGHT", "EXPIRES"], rows)
+}
+
+fn token_limits(key: &Value) -> String {
+    let limits = [("minute", &key["tokens_per_minute"]), ("day", &key["tokens_per_day"])];
+    let limits = limits.iter().filter_map(|(period, limit)| Some(format!("{}/{period}", limit.as_u64()?)));
+    let limits: Vec<_> = limits.collect();
+    if limits.is_empty() { "-".to_owned() } else { limits.join(" ") }
 }
 
 pub(super) fn table(names: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
@@ -273,11 +281,21 @@ mod tests {
     #[test]
     fn key_shows_state_and_limits() {
         let text = keys(&json!({"keys": [
-            {"id": "a", "in_flight": 3, "max_in_flight": 40, "max_queue_percent": 25, "class": "batch", "weight": 2.5, "expires_at": "2999-01-01T00:00:00Z"},
+            {"id": "a", "in_flight": 3, "max_in_flight": 40, "max_queue_percent": 25, "tokens_per_minute": 5000, "tokens_per_day": 90000, "class": "batch", "weight": 2.5, "expires_at": "2999-01-01T00:00:00Z"},
             {"id": "b", "in_flight": 0, "expires_at": "2000-01-01T00:00:00Z"},
             {"id": "c", "in_flight": 0, "expires_at": "2000-01-01T00:00:00Z", "revoked": true},
         ]}));
-        for expected in ["good", "3/40", "25 %", "batch", "2.5", "2999-01-01T00:00:00Z", "expired", "revoked"] {
+        for expected in [
+            "good",
+            "3/40",
+            "25 %",
+            "5000/minute 90000/day",
+            "batch",
+            "2.5",
+            "2999-01-01T00:00:00Z",
+            "expired",
+            "revoked",
+        ] {
             assert!(text.contains(expected), "{text}");
         }
     }

@@ -14,11 +14,12 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::response::Response;
 use bytes::Bytes;
-use http::{HeaderValue, StatusCode};
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use http_body::{Frame, SizeHint};
 use modelrelay_protocol::dialect::Dialect;
 use modelrelay_protocol::error::{ApiError, ErrorKind};
 use modelrelay_protocol::event_stream::{SequenceNumber, Tail};
+use modelrelay_protocol::rate_limit::RateLimit;
 use tokio::time::Sleep;
 
 use super::browser;
@@ -90,7 +91,7 @@ pub fn respond(client: &Client, mut ticket: Ticket, head: Result<Head, ApiError>
     }
     let is_event_stream = is_event_stream(&head);
     let keepalive = ticket.keepalive().filter(|_| is_event_stream);
-    let worker = ticket.shown_worker();
+    let (worker, limit) = (ticket.shown_worker(), ticket.token_limit());
     let is_bodiless = head.status == StatusCode::RESET_CONTENT;
     let length = head.content_length.filter(|length| !is_bodiless || *length == 0);
     let mut answer = Answer::new(client, ticket, AnswerStage::Streaming, is_event_stream, length, keepalive);
@@ -101,6 +102,7 @@ pub fn respond(client: &Client, mut ticket: Ticket, head: Result<Head, ApiError>
     if let Some(worker) = worker.and_then(|name| HeaderValue::from_bytes(name.as_bytes()).ok()) {
         response.headers_mut().insert(WORKER_HEADER, worker);
     }
+    limit_headers(response.headers_mut(), limit);
     browser::confine(response.headers_mut());
     if is_event_stream {
         unbuffered(&mut response);
@@ -112,6 +114,7 @@ impl Answer {
     /// Responds 200 at once, so that an impatient proxy gets a byte; later errors are sent in the stream.
     pub fn awaiting_head(client: &Client, mut ticket: Ticket, keepalive: Duration) -> Response {
         ticket.mark_status(200);
+        let limit = ticket.token_limit();
         let mut answer = Self::new(client, ticket, AnswerStage::AwaitingHead, true, None, Some(keepalive));
         if let Some(keepalive) = &mut answer.keepalive {
             keepalive.sleep.as_mut().reset(tokio::time::Instant::now());
@@ -120,6 +123,7 @@ impl Answer {
         let headers = response.headers_mut();
         headers.insert(http::header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
         headers.insert(http::header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+        limit_headers(headers, limit);
         browser::confine(headers);
         unbuffered(&mut response);
         response
@@ -294,6 +298,15 @@ fn is_event_stream(head: &Head) -> bool {
     }
     let content_type = head.headers.get(http::header::CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default();
     content_type.get(..17).is_some_and(|start| start.eq_ignore_ascii_case(b"text/event-stream"))
+}
+
+/// Adds the key's limit of tokens. It replaces a limit that the backend reports, which is that of all keys together.
+fn limit_headers(headers: &mut HeaderMap, limit: Option<RateLimit>) {
+    for (name, value) in limit.iter().flat_map(RateLimit::headers) {
+        if let Ok(value) = HeaderValue::try_from(value) {
+            headers.insert(HeaderName::from_static(name), value);
+        }
+    }
 }
 
 /// Disables the buffering of streams in nginx, and in proxies that follow its convention.

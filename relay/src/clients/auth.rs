@@ -8,9 +8,10 @@ use http::request::Parts;
 use modelrelay_protocol::error::{ApiError, ErrorKind};
 use modelrelay_protocol::headers::{bearer_token, is_own_key};
 
+use super::ticket::input_estimate;
 use super::{class, text_header};
 use crate::dispatch::{Allowed, Class, Model, Owner, QueueShare};
-use crate::keys::{Key, KeyLease};
+use crate::keys::{Key, KeyLease, TokenLimit};
 use crate::net::budget::Holder;
 use crate::net::lockout::network_of;
 use crate::provider::Provider;
@@ -73,10 +74,16 @@ impl Caller {
         if self.key.as_ref().is_none_or(|key| key.allows_model(model)) { error } else { forbidden() }
     }
 
-    /// Adds a request of this caller, until the lease is dropped.
-    pub fn lease(&self) -> Result<Option<KeyLease>, ApiError> {
-        let lease = self.key.as_ref().map(|key| key.acquire()).transpose();
-        lease.map_err(|limit| ApiError::new(ErrorKind::KeyLimit, limit.to_string()))
+    /// Adds a request of this caller, until the lease is dropped. `is_free`: it uses no tokens.
+    pub fn lease(&self, relay: &Relay, is_free: bool) -> Result<Option<KeyLease>, ApiError> {
+        let Some(key) = &self.key else { return Ok(None) };
+        let lease = key.acquire().map_err(|limit| ApiError::new(ErrorKind::KeyLimit, limit.to_string()))?;
+        if !is_free {
+            let now = SystemTime::now();
+            let used_today = || relay.shared.usage.tokens_of(&key.shared_id(), now);
+            key.check_tokens(now, used_today).map_err(token_limit)?;
+        }
+        Ok(Some(lease))
     }
 
     /// The part of a queue that the caller's requests may fill; `None` for all of it.
@@ -116,6 +123,17 @@ impl Caller {
         let of_address = || Holder::Address(network_of(relay.client_address(&parts.headers, &parts.extensions)));
         self.key_id().map_or_else(of_address, Holder::Key)
     }
+}
+
+/// Charges a request with a body of this size to its key. Other requests may have used up the key's tokens since it arrived.
+pub fn charge(lease: Option<&mut KeyLease>, body_bytes: usize) -> Result<(), ApiError> {
+    let Some(lease) = lease else { return Ok(()) };
+    lease.charge(input_estimate(body_bytes as u64), SystemTime::now()).map_err(token_limit)
+}
+
+fn token_limit(limit: TokenLimit) -> ApiError {
+    let error = ApiError::new(ErrorKind::TokenLimit, limit.to_string());
+    error.with_retry_after(limit.free_in).with_rate_limit(limit.rate)
 }
 
 fn forbidden() -> ApiError {

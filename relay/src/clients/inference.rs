@@ -18,7 +18,7 @@ use modelrelay_protocol::paths::{self, Endpoint};
 use modelrelay_protocol::secret::Secret;
 
 use super::answer::{Answer, respond};
-use super::auth::Caller;
+use super::auth::{self, Caller};
 use super::ticket::Ticket;
 use super::{browser, intake, models, parse, spelling, text_header};
 use crate::dispatch::{Allowed, WorkerKey};
@@ -102,13 +102,14 @@ async fn prepare(
 ) -> Result<Ticket, ApiError> {
     let received_at = Instant::now();
     let owner = caller.owner(&parts.headers)?;
-    let lease = caller.lease()?;
+    let mut lease = caller.lease(relay, response_id.is_some())?;
     let endpoint = paths::endpoint(parts.method.as_str(), parts.uri.path());
     if response_id.is_some() && endpoint.is_none() {
         return Err(ApiError::new(ErrorKind::NotFound, "invalid response id"));
     }
     let endpoint = endpoint.unwrap_or(Endpoint::Other);
     let mut body = read_body(relay, endpoint, caller.holder(relay, parts), (&parts.headers, body)).await?;
+    auth::charge(lease.as_mut().filter(|_| response_id.is_none()), body.len())?;
     let read_at = Instant::now();
     let Routing { route, allowed, pin, conversation, is_streaming } = match response_id {
         Some(id) => route_by_response_id(relay, caller, parts, id).await?,

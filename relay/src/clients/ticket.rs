@@ -10,6 +10,7 @@ use modelrelay_protocol::error::ApiError;
 use modelrelay_protocol::event_stream::DataLines;
 use modelrelay_protocol::limits::MAX_MODEL_CHARS;
 use modelrelay_protocol::names::printable;
+use modelrelay_protocol::rate_limit::RateLimit;
 
 use crate::dispatch::{CancelReason, Decision};
 use crate::keys::{Key, KeyLease};
@@ -23,6 +24,8 @@ use crate::telemetry::usage::{OTHER, RowKey};
 use usage::RequestUsage;
 
 mod usage;
+
+pub use usage::input_estimate;
 
 /// The ticket of one request.
 pub struct Ticket {
@@ -85,6 +88,11 @@ impl Ticket {
     pub fn shown_worker(&self) -> Option<Arc<str>> {
         let is_shown = self.provider.shared.config.load().worker_header;
         is_shown.then(|| self.record.progress().worker.clone()).flatten()
+    }
+
+    /// The limit of tokens of its key, if it has one.
+    pub fn token_limit(&self) -> Option<RateLimit> {
+        self.lease.as_ref()?.key().token_limit(SystemTime::now())
     }
 
     /// Records the status that was sent to the client.
@@ -195,7 +203,7 @@ impl Ticket {
         });
     }
 
-    fn count_usage(&self, outcome: Outcome, received: u64, progress: &Progress) {
+    fn count_usage(&mut self, outcome: Outcome, received: u64, progress: &Progress) {
         let (record, shared) = (&self.record, &self.provider.shared);
         let usage = RequestUsage {
             outcome,
@@ -207,7 +215,11 @@ impl Ticket {
             data_lines: self.data_lines.count(),
             progress,
         };
-        let (sums, key) = (usage.sums(), self.lease.as_ref().map(KeyLease::key));
+        let (sums, now) = (usage.sums(), SystemTime::now());
+        if let Some(lease) = &mut self.lease {
+            lease.settle(sums.tokens(), now);
+        }
+        let key = self.lease.as_ref().map(KeyLease::key);
         let model = match &self.model {
             Some(model) => Arc::clone(model),
             // A worker has listed it since.
@@ -215,7 +227,7 @@ impl Ticket {
             None => OTHER.into(),
         };
         let row = RowKey { key_id: key.map(Key::shared_id), model };
-        shared.usage.record(row, key.map(Key::name), &sums, SystemTime::now());
+        shared.usage.record(row, key.map(Key::name), &sums, now);
         if let Some(key) = key {
             shared.metrics.key_used(key.name(), progress.token_counts, sums.slot_time);
         }

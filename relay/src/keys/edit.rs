@@ -18,9 +18,12 @@ use crate::dispatch::{Class, ShareError, Weight};
 const MAX_NAME_CHARS: usize = 128;
 const MAX_SCOPE: usize = 256;
 const MAX_SCOPE_CHARS: usize = 256;
+/// The highest limit of tokens: more than the largest fleet generates in a day.
+const MAX_TOKENS: u64 = 1_000_000_000_000;
 /// The most characters of a value in the audit log.
 const MAX_SHOWN_CHARS: usize = 256;
-const ALLOWED: &str = "name, providers, models, expires_at, max_in_flight, max_queue_percent, weight, class";
+const ALLOWED: &str = "name, providers, models, expires_at, max_in_flight, max_queue_percent, tokens_per_minute, \
+    tokens_per_day, weight, class";
 
 /// The fields of a request's JSON object, in its order; [`KeyEdits`] and [`NewKey`] validate them. Its text lists them for
 /// the audit log.
@@ -44,6 +47,8 @@ enum KeyEdit {
     ExpiresAt(Option<SystemTime>),
     MaxInFlight(Option<u32>),
     MaxQueuePercent(Option<u8>),
+    TokensPerMinute(Option<u64>),
+    TokensPerDay(Option<u64>),
     Weight(Option<Weight>),
     Class(Option<Class>),
 }
@@ -108,6 +113,8 @@ impl KeyEdit {
             "expires_at" => unless_null(value, time).map(Self::ExpiresAt),
             "max_in_flight" => unless_null(value, |value| whole(value, 1..=u32::MAX)).map(Self::MaxInFlight),
             "max_queue_percent" => unless_null(value, |value| whole(value, 1..=100)).map(Self::MaxQueuePercent),
+            "tokens_per_minute" => unless_null(value, tokens).map(Self::TokensPerMinute),
+            "tokens_per_day" => unless_null(value, tokens).map(Self::TokensPerDay),
             "weight" => unless_null(value, weight).map(Self::Weight),
             "class" => unless_null(value, class).map(Self::Class),
             _ => {
@@ -126,6 +133,8 @@ impl KeyEdit {
             Self::ExpiresAt(expires_at) => record.limits.expires_at = expires_at,
             Self::MaxInFlight(most) => record.limits.max_in_flight = most,
             Self::MaxQueuePercent(most) => record.limits.max_queue_percent = most,
+            Self::TokensPerMinute(most) => record.limits.tokens_per_minute = most,
+            Self::TokensPerDay(most) => record.limits.tokens_per_day = most,
             Self::Weight(weight) => record.weight = weight.unwrap_or_default(),
             Self::Class(class) => record.class = class.unwrap_or_default(),
         }
@@ -178,6 +187,10 @@ fn whole<T: TryFrom<u64> + PartialOrd + fmt::Display>(
     let allowed =
         || format!("be a whole number from {} to {}; null or no field means no limit", range.start(), range.end());
     number.ok_or_else(allowed)
+}
+
+fn tokens(value: &Value) -> Result<u64, Requirement> {
+    whole(value, 1..=MAX_TOKENS)
 }
 
 fn weight(value: &Value) -> Result<Weight, Requirement> {

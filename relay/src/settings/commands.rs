@@ -109,6 +109,12 @@ pub enum KeyChange {
         /// Maximum share of a queue for the key's waiting requests, 1 to 100 percent [default: no limit]
         #[arg(long, value_name = "PERCENT")]
         max_queue_percent: Option<u8>,
+        /// Maximum number of tokens within a minute, input and output together [default: no limit]
+        #[arg(long, value_name = "N")]
+        tokens_per_minute: Option<u64>,
+        /// Maximum number of tokens within a day, input and output together [default: no limit]
+        #[arg(long, value_name = "N")]
+        tokens_per_day: Option<u64>,
         /// Weight among busy keys of one class, 0.01 to 100 [default: 1]
         #[arg(long, value_name = "WEIGHT", value_parser = weight)]
         weight: Option<Weight>,
@@ -159,6 +165,12 @@ pub struct KeyUpdate {
     /// Maximum share of a queue for the key's waiting requests, 1 to 100 percent, or none for no limit
     #[arg(long, value_name = "PERCENT", value_parser = number_or_none)]
     pub max_queue_percent: Option<Value>,
+    /// Maximum number of tokens within a minute, input and output together, or none for no limit
+    #[arg(long, value_name = "N", value_parser = number_or_none)]
+    pub tokens_per_minute: Option<Value>,
+    /// Maximum number of tokens within a day, input and output together, or none for no limit
+    #[arg(long, value_name = "N", value_parser = number_or_none)]
+    pub tokens_per_day: Option<Value>,
     /// Weight among busy keys of one class, 0.01 to 100
     #[arg(long, value_name = "WEIGHT", value_parser = weight)]
     pub weight: Option<Weight>,
@@ -189,7 +201,7 @@ fn number_or_none(text: &str) -> Result<Value, String> {
     if text == "none" {
         return Ok(Value::Null);
     }
-    text.parse::<u32>().map(Value::from).map_err(|_| "a whole number, or none for no limit".to_owned())
+    text.parse::<u64>().map(Value::from).map_err(|_| "a whole number, or none for no limit".to_owned())
 }
 
 /// The rows of the usage ledger to show.

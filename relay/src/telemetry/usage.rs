@@ -110,6 +110,11 @@ impl UsageLedger {
         self.sums.read(|state| state.total.clone())
     }
 
+    /// The tokens of a key's requests on the day of `now`, input and output together, with estimates.
+    pub fn tokens_of(&self, key_id: &Arc<str>, now: SystemTime) -> u64 {
+        self.sums.read(|state| state.total.tokens_of(Day::of(now), key_id))
+    }
+
     /// The time from which on requests are included.
     pub fn since(&self) -> SystemTime {
         self.since

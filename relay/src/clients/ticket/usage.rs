@@ -9,6 +9,11 @@ use crate::telemetry::usage::{RequestCounts, UsageSums};
 /// The bytes of text that one token stands for, in estimates.
 const TOKEN_BYTES: u64 = 4;
 
+/// The estimated tokens of a request's body of this size.
+pub fn input_estimate(bytes: u64) -> u64 {
+    bytes.div_ceil(TOKEN_BYTES)
+}
+
 /// How a request ended.
 pub(super) struct RequestUsage<'a> {
     pub(super) outcome: Outcome,
@@ -41,7 +46,7 @@ impl RequestUsage<'_> {
             sums.cached_tokens = tokens.cached_tokens.unwrap_or(0);
             sums.output_tokens = tokens.completion_tokens;
         } else if self.is_computed() {
-            sums.estimated_input_tokens = self.request_bytes.div_ceil(TOKEN_BYTES);
+            sums.estimated_input_tokens = input_estimate(self.request_bytes);
             sums.estimated_output_tokens = self.output_estimate();
         }
         sums

@@ -75,6 +75,8 @@ fn rejected_field_is_named_with_allowed_values() {
         (r#"{"models":"m"}"#.to_owned(), ["models: ", "1 to 256 names"]),
         (format!(r#"{{"models":["{}"]}}"#, long(257)), ["models: ", "at most 256 characters"]),
         (r#"{"providers":[""]}"#.to_owned(), ["providers: ", "1 to 256 names"]),
+        (r#"{"tokens_per_minute":0}"#.to_owned(), ["tokens_per_minute: ", "from 1 to 1000000000000"]),
+        (r#"{"tokens_per_day":1e3}"#.to_owned(), ["tokens_per_day: ", "whole number"]),
         (r#"{"weight":0}"#.to_owned(), ["weight: ", "from 0.01 to 100"]),
         (r#"{"weight":"1"}"#.to_owned(), ["weight: ", "from 0.01 to 100"]),
         (r#"{"class":"fast"}"#.to_owned(), ["class: ", "interactive, normal or batch"]),

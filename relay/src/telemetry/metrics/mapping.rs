@@ -16,6 +16,7 @@ impl Outcome {
             | ErrorKind::MissingModel
             | ErrorKind::RequestTooLarge
             | ErrorKind::KeyLimit
+            | ErrorKind::TokenLimit
             | ErrorKind::PreviousResponseNotFound
             | ErrorKind::ProviderNotFound
             | ErrorKind::InvalidClass

@@ -68,6 +68,14 @@ impl RequestCounts {
     }
 }
 
+impl UsageSums {
+    /// All tokens, reported and estimated, of prompts and responses.
+    pub fn tokens(&self) -> u64 {
+        let estimated = self.estimated_input_tokens.saturating_add(self.estimated_output_tokens);
+        self.input_tokens.saturating_add(self.output_tokens).saturating_add(estimated)
+    }
+}
+
 impl AddAssign<&Self> for UsageSums {
     fn add_assign(&mut self, other: &Self) {
         let pairs = [

@@ -145,6 +145,14 @@ impl UsageTable {
         self.drop_unused_names();
     }
 
+    /// The tokens of a key on a day, over all models.
+    pub fn tokens_of(&self, day: Day, key_id: &Arc<str>) -> u64 {
+        let Some(rows) = self.days.get(&day) else { return 0 };
+        let first = RowKey { key_id: Some(Arc::clone(key_id)), model: "".into() };
+        let of_key = rows.range(first..).take_while(|(row, _)| row.key_id.as_ref() == Some(key_id));
+        of_key.fold(0, |sum, (_, sums)| sum.saturating_add(sums.tokens()))
+    }
+
     /// The rows that match, by day, key and model.
     pub fn rows<'a>(&'a self, filter: &'a UsageFilter) -> impl Iterator<Item = UsageRow<'a>> {
         let is_in_time =
@@ -247,6 +255,17 @@ mod tests {
             let filter = UsageFilter { key: Some(wanted.to_owned()), model: Some("m".to_owned()), ..filter.clone() };
             assert_eq!(shown(&table, &filter), all[1..2]);
         }
+    }
+
+    #[test]
+    fn tokens_of_key_are_summed_over_models() {
+        let mut table = UsageTable::default();
+        let one = UsageSums { output_tokens: 1, estimated_output_tokens: 8, ..tokens(2) };
+        for (number, id, model) in [(1, "k1", "m"), (2, "k0", "m"), (2, "k1", "m"), (2, "k1", "n"), (2, "k2", "m")] {
+            table.add(day(number), key(id, model), None, &one);
+        }
+        let sum = |number, id: &str| table.tokens_of(day(number), &id.into());
+        assert_eq!([sum(1, "k1"), sum(2, "k1"), sum(2, "k3"), sum(3, "k1")], [11, 22, 0, 0]);
     }
 
     #[test]

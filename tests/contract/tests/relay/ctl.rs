@@ -109,7 +109,7 @@ async fn command_changes_and_removes_limits_of_key() {
     let id = made["id"].as_str().unwrap();
     let change = ["keys", "update", id, "--name", "team-a", "--max-in-flight", "none", "--max-queue-percent", "25"];
     let shown = output_of(&relay, &change).await;
-    assert_eq!(line(&shown, id)[1..], ["team-a", "good", "-", "0", "25 %", "normal", "1", "-"], "{shown}");
+    assert_eq!(line(&shown, id)[1..], ["team-a", "good", "-", "0", "25 %", "-", "normal", "1", "-"], "{shown}");
     let change = ["keys", "update", id, "--models", "all", "--expires-at", "2099-01-01T00:00:00Z", "-o", "json"];
     let key: Value = serde_json::from_str(&output_of(&relay, &change).await).expect("JSON");
     assert_eq!((&key["name"], &key["models"], &key["max_queue_percent"]), (&"team-a".into(), &Value::Null, &25.into()));
@@ -117,8 +117,9 @@ async fn command_changes_and_removes_limits_of_key() {
     let change = ["keys", "update", id, "--expires-at", "never", "--providers", "local,other", "-o", "json"];
     let key: Value = serde_json::from_str(&output_of(&relay, &change).await).expect("JSON");
     assert_eq!((&key["expires_at"], &key["providers"][1]), (&Value::Null, &"other".into()));
-    let shown = output_of(&relay, &["keys", "update", id, "--weight", "2.5", "--class", "batch"]).await;
-    assert_eq!(line(&shown, id)[6..8], ["batch", "2.5"], "{shown}");
+    let change = ["keys", "update", id, "--weight", "2.5", "--class", "batch", "--tokens-per-day", "9000"];
+    let shown = output_of(&relay, &change).await;
+    assert_eq!(line(&shown, id)[6..9], ["9000/day", "batch", "2.5"], "{shown}");
     for (arguments, expected) in [
         (
             &["--max-in-flight", "many"][..],

@@ -18,7 +18,7 @@ fn change_of(id: &str, fields: &Value) -> Request {
     Request::new("PATCH", &format!("/admin/keys/{id}")).bearer(ADMIN_TOKEN).body(fields.to_string())
 }
 
-async fn change(relay: &Relay, id: &str, fields: Value) -> Reply {
+pub(crate) async fn change(relay: &Relay, id: &str, fields: Value) -> Reply {
     relay.fetch(change_of(id, &fields)).await
 }
 
@@ -164,6 +164,19 @@ async fn weight_and_class_are_stored_and_listed() {
     assert_eq!((&changed["weight"], &changed["class"]), (&json!(1), &json!("normal")));
     let text = relay.read_file("modelrelay-keys.json");
     assert!(!text.contains("weight") && !text.contains("class"), "defaults are not stored: {text}");
+}
+
+#[tokio::test]
+async fn token_limits_are_stored_and_removed() {
+    let relay = Relay::start().await;
+    let wanted = json!({"name": "k", "tokens_per_minute": 5000, "tokens_per_day": 1_000_000});
+    let key = relay.admin_post("/admin/keys", &wanted).await.with_status(201).json();
+    let id = key["id"].as_str().expect("an id");
+    assert_eq!((&key["tokens_per_minute"], &key["tokens_per_day"]), (&json!(5000), &json!(1_000_000)));
+    let changed = change(&relay, id, json!({"tokens_per_minute": null})).await.with_status(200).json();
+    let relay = relay.restart().await;
+    assert_eq!(listed(&relay).await, changed);
+    assert_eq!((&changed["tokens_per_minute"], &changed["tokens_per_day"]), (&Value::Null, &json!(1_000_000)));
 }
 
 #[tokio::test]

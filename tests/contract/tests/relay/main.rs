@@ -60,6 +60,7 @@ mod stored_responses;
 mod streams;
 mod timeouts;
 mod tls;
+mod token_limits;
 mod usage;
 mod worker_errors;
 mod worker_tokens;

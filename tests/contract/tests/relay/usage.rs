@@ -11,21 +11,21 @@ use crate::support::{chat, chat_stream, openai_error};
 
 const FILE: &str = "usage.jsonl";
 
-fn stored() -> RelayBuilder {
+pub(crate) fn stored() -> RelayBuilder {
     Relay::builder().env("USAGE_FILE", FILE)
 }
 
-fn with_keys(relay: RelayBuilder) -> RelayBuilder {
+pub(crate) fn with_keys(relay: RelayBuilder) -> RelayBuilder {
     relay.env("MODELRELAY_REQUIRE_API_KEYS", "true")
 }
 
-async fn new_key(relay: &Relay, settings: &Value) -> (String, String) {
+pub(crate) async fn new_key(relay: &Relay, settings: &Value) -> (String, String) {
     let key = relay.admin_post("/admin/keys", settings).await.with_status(201).json();
     (key["id"].as_str().expect("an id").to_owned(), key["secret"].as_str().expect("a secret").to_owned())
 }
 
 /// Ends a response with these tokens of prompt, cache and response.
-async fn finish(worker: &mut FakeWorker, job: &Job, [prompt, cached, completion]: [u64; 3]) {
+pub(crate) async fn finish(worker: &mut FakeWorker, job: &Job, [prompt, cached, completion]: [u64; 3]) {
     let counts = json!({"prompt_tokens": prompt, "cached_tokens": cached, "completion_tokens": completion,
         "total_tokens": prompt + completion});
     worker.send(&json!({"type": "response_complete", "request_id": job.id, "token_counts": counts})).await;
@@ -57,7 +57,7 @@ async fn rows(relay: &Relay, query: &str) -> Vec<Value> {
 }
 
 /// Waits until the requests of all rows are this many: one is counted when its connection has ended.
-async fn wait_for_requests(relay: &Relay, count: u64) {
+pub(crate) async fn wait_for_requests(relay: &Relay, count: u64) {
     let what = format!("{count} requests in the ledger");
     relay
         .eventually(&what, || async {
@@ -69,7 +69,7 @@ async fn wait_for_requests(relay: &Relay, count: u64) {
 }
 
 /// Waits until the file has this many requests.
-async fn wait_for_stored(relay: &Relay, count: u64) {
+pub(crate) async fn wait_for_stored(relay: &Relay, count: u64) {
     let in_file = || {
         let text = std::fs::read_to_string(relay.path(FILE)).unwrap_or_default();
         let lines: Vec<Value> = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();

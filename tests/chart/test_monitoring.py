@@ -161,7 +161,7 @@ def test_dashboards_query_the_selected_data_source():
         for panel in panels(dashboard):
             for target in panel.get("targets", []):
                 assert target["datasource"] == {"type": "prometheus", "uid": "${datasource}"}, panel["title"]
-    assert len({json.loads(path.read_text())["uid"] for path in DASHBOARDS}) == len(DASHBOARDS) == 4
+    assert len({json.loads(path.read_text())["uid"] for path in DASHBOARDS}) == len(DASHBOARDS) == 5
 
 
 def test_dashboard_config_map_contains_the_files():

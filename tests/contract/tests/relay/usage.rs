@@ -1,5 +1,8 @@
 //! The usage ledger: sums per API key, model and day, in memory and in a file.
 
+use std::collections::BTreeSet;
+use std::path::Path;
+
 use modelrelay_harness::client::Request;
 use modelrelay_harness::relay::{Relay, RelayBuilder};
 use modelrelay_harness::secrecy::PROMPT;
@@ -126,6 +129,19 @@ async fn sums_equal_what_workers_reported() {
     assert_eq!(relay.metric("modelrelay_key_tokens_total{key=\"laptop\",type=\"input\"}").await, 1860.0);
     assert_eq!(relay.metric("modelrelay_key_tokens_total{key=\"phone\",type=\"cached_input\"}").await, 5.0);
     assert!(relay.metric("modelrelay_key_slot_seconds_total{key=\"laptop\"}").await > 0.0);
+    for name in dashboard_metrics() {
+        assert!(relay.metric(&name).await > 0.0, "{name} is on the dashboard");
+    }
+}
+
+/// The metrics that the Grafana dashboard queries.
+fn dashboard_metrics() -> BTreeSet<String> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../charts/modelrelay/files/dashboards/usage.json");
+    let board = std::fs::read_to_string(path).expect("a dashboard");
+    let uses = board.match_indices("modelrelay_key_").map(|(at, _)| &board[at..]);
+    let names: BTreeSet<_> = uses.map(|text| text.split(['{', ',', '"']).next().expect("a name").to_owned()).collect();
+    assert_eq!(names.len(), 2, "{names:?}");
+    names
 }
 
 #[tokio::test]

@@ -165,9 +165,9 @@ impl RequestSpec {
                 _ => String::new(),
             };
             let end = match (number == last, self.stream) {
-                (true, true) => "data: [DONE]\n\n",
-                (true, false) => "}",
-                (false, _) => "",
+                (true, true) => format!("data: {{\"choices\":[],{}}}\n\ndata: [DONE]\n\n", usage_field(nonce)),
+                (true, false) => format!(",{}}}", usage_field(nonce)),
+                (false, _) => String::new(),
             };
             format!("{begin}{text}{end}").into_bytes()
         };
@@ -179,6 +179,18 @@ impl RequestSpec {
     pub fn expected(&self) -> Vec<u8> {
         self.answer(digest(&self.body())).concat()
     }
+}
+
+/// Returns the tokens that the backend reports for a request: those of the prompt, and those of the response.
+#[must_use]
+pub fn tokens_of(nonce: u64) -> [u64; 2] {
+    [100 + nonce % 97, 1 + nonce % 89]
+}
+
+fn usage_field(nonce: u64) -> String {
+    let [input, output] = tokens_of(nonce);
+    let usage = json!({"prompt_tokens": input, "completion_tokens": output, "total_tokens": input + output});
+    format!("\"usage\":{usage}")
 }
 
 /// FNV-1a.
@@ -222,6 +234,6 @@ mod tests {
         let plain: serde_json::Value = serde_json::from_slice(&plain).expect("JSON");
         assert_eq!((plain["nonce"].as_u64(), plain["2"].as_str().map(str::len)), (Some(7), Some(100)));
         let stream = String::from_utf8(RequestSpec::stream(7, 3, 0).expected()).expect("text");
-        assert!(stream.ends_with("}\n\ndata: [DONE]\n\n") && stream.matches("\n\n").count() == 5, "{stream}");
+        assert!(stream.ends_with("}\n\ndata: [DONE]\n\n") && stream.matches("\n\n").count() == 6, "{stream}");
     }
 }

@@ -13,6 +13,7 @@ mod open_files;
 mod partitions;
 mod rolling_restart;
 mod slow_network;
+mod usage;
 
 use std::future::Future;
 

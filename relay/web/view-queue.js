@@ -11,7 +11,7 @@ import { whyWaiting, workersByModel } from './reasons.js';
 export function queueView({ store }) {
   const filter = h('input', { type: 'search', placeholder: 'Filter models', 'aria-label': 'Filter models', oninput: () => update(store) });
   const list = h('div', { class: 'stack' });
-  const intro = h('p', { class: 'intro' }, 'Requests wait here, first in, first out, until a worker with their model is free.');
+  const intro = h('p', { class: 'intro' }, 'Requests wait here until a worker with their model is free. API keys share the workers; requests of one key are sent in order of arrival.');
   const node = page('Queue', intro, h('div', { class: 'table-tools' }, h('label', { class: 'search' }, icon('search'), filter)), list);
   function update(now) {
     const words = filter.value.toLowerCase();

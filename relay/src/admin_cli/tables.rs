@@ -112,13 +112,14 @@ pub(super) fn requests(answer: &Value) -> String {
             word(&request["provider"]),
             cut(&word(&request["model"])),
             word(&request["state"]),
+            word(&request["position"]),
             millis(&request["age_ms"]),
             word(&request["worker"]),
             word(&request["placement"]),
             word(&request["attempts"]),
         ]
     });
-    table(&["REQUEST", "PROVIDER", "MODEL", "STATE", "AGE", "WORKER", "PLACEMENT", "SENT"], rows)
+    table(&["REQUEST", "PROVIDER", "MODEL", "STATE", "PLACE", "AGE", "WORKER", "PLACEMENT", "SENT"], rows)
 }
 
 /// `/admin/keys`.

@@ -54,13 +54,15 @@ async fn status_shows_load_and_problems() {
     // Its worker is disconnected.
     drop(relay.core1_worker(&["unserved"], 4).await);
     wait_for_model(&relay, "unserved", false).await;
-    let _waiting = relay.begin(chat("unserved"));
+    let _waiting = relay.begin(chat("unserved").header("x-request-id", "waits"));
     relay.wait_for_queue_depth("local", 1).await;
     let status = output_of(&relay, &["status"]).await;
     assert!(status.starts_with(&format!("relay {} is running, up for ", env!("CARGO_PKG_VERSION"))), "{status}");
     let provider = line(&status, "local");
     assert_eq!((provider[1], provider[2], provider[3], provider[5]), ("1", "1/4", "1", "1"), "{status}");
     assert!(status.contains("- 1 waiting for unserved: no worker serves it"), "{status}");
+    let requests = output_of(&relay, &["requests"]).await;
+    assert_eq!(line(&requests, "waits")[1..5], ["local", "unserved", "queued", "1"], "{requests}");
     let both: Value = serde_json::from_str(&output_of(&relay, &["status", "--output", "json"]).await).expect("JSON");
     assert_eq!(both["state"]["providers"][0]["name"], "local");
 }
@@ -74,8 +76,8 @@ async fn commands_list_workers_and_cancel_requests() {
     let workers = output_of(&relay, &["workers"]).await;
     assert_eq!(line(&workers, "hand-played")[1..5], ["local", "busy", "1/4", "m, n"], "{workers}");
     let requests = output_of(&relay, &["requests"]).await;
-    assert_eq!(line(&requests, "one")[1..4], ["local", "m", "dispatched"], "{requests}");
-    assert_eq!(line(&requests, "one")[5..], ["hand-played", "least_load", "1"], "{requests}");
+    assert_eq!(line(&requests, "one")[1..5], ["local", "m", "dispatched", "-"], "{requests}");
+    assert_eq!(line(&requests, "one")[6..], ["hand-played", "least_load", "1"], "{requests}");
     assert_eq!(output_of(&relay, &["requests", "cancel", "one"]).await, "request one cancelled\n");
     assert_eq!(running.reply().await.with_status(503).json()["error"]["code"], "cancelled_by_admin");
     let missing = failure(&run_command(&relay, &["requests", "cancel", "../keys"]).await);

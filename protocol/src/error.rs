@@ -186,6 +186,7 @@ pub struct ApiError {
     message: Cow<'static, str>,
     param: Option<&'static str>,
     retry_after: Option<u64>,
+    should_retry: Option<bool>,
     rate_limit: Option<RateLimit>,
 }
 
@@ -193,8 +194,8 @@ impl ApiError {
     /// Creates an error of this kind with this message.
     pub fn new(kind: ErrorKind, message: impl Into<Cow<'static, str>>) -> Self {
         let param = matches!(kind, ErrorKind::ModelNotFound | ErrorKind::MissingModel).then_some("model");
-        let retry_after = kind.row().retry_after;
-        Self { kind, message: message.into(), param, retry_after, rate_limit: None }
+        let Row { retry_after, should_retry, .. } = kind.row();
+        Self { kind, message: message.into(), param, retry_after, should_retry, rate_limit: None }
     }
 
     /// Sets another `Retry-After`, rounded up to whole seconds and kept within 1–60.
@@ -209,6 +210,12 @@ impl ApiError {
             Some(after) if self.retry_after.is_some() => self.with_retry_after(after),
             _ => self,
         }
+    }
+
+    /// Marks an error that lasts longer than `Retry-After` can say: clients report it instead of retrying.
+    pub fn lasting(mut self) -> Self {
+        self.should_retry = Some(false);
+        self
     }
 
     /// States the limit that is reached.
@@ -288,7 +295,7 @@ impl ApiError {
     pub fn should_retry(&self) -> Option<bool> {
         // If `Retry-After` is set, the model may still be registered.
         let may_come = self.kind == ErrorKind::ModelNotFound && self.retry_after.is_some();
-        if may_come { Some(true) } else { self.kind.row().should_retry }
+        if may_come { Some(true) } else { self.should_retry }
     }
 
     /// The headers that go with the status, besides those of the content.

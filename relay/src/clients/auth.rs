@@ -1,7 +1,7 @@
 //! Authentication of clients by API key, if keys are required.
 
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use http::HeaderMap;
 use http::request::Parts;
@@ -131,9 +131,13 @@ pub fn charge(lease: Option<&mut KeyLease>, body_bytes: usize) -> Result<(), Api
     lease.charge(input_estimate(body_bytes as u64), SystemTime::now()).map_err(token_limit)
 }
 
+/// SDKs retry without telling their user. Beyond this time they report the limit instead.
+const LONGEST_RETRY: Duration = Duration::from_secs(60);
+
 fn token_limit(limit: TokenLimit) -> ApiError {
     let error = ApiError::new(ErrorKind::TokenLimit, limit.to_string());
-    error.with_retry_after(limit.free_in).with_rate_limit(limit.rate)
+    let error = error.with_retry_after(limit.free_in).with_rate_limit(limit.rate);
+    if limit.free_in > LONGEST_RETRY { error.lasting() } else { error }
 }
 
 fn forbidden() -> ApiError {

@@ -117,6 +117,7 @@ async fn tokens_per_day_are_counted_exactly() {
     let (reply, message) = key.rejected().await;
     assert!(message.contains("1000 tokens per day (tokens_per_day)"), "{message}");
     assert_eq!(reported(&reply), Some((1000, 0)));
+    assert!(reply.header("x-should-retry").is_some_and(|value| value == "false"), "a day is too long to retry");
     // The tighter limit is reported.
     key.change(json!({"tokens_per_day": 1100, "tokens_per_minute": 1_000_000})).await;
     let (reply, estimate) = key.accepted(1, 0).await;

@@ -45,9 +45,12 @@ impl TokenUsage {
     }
 }
 
+/// A longer body is rarely text: pictures and sound are encoded in many more bytes than a model sees of them.
+const MOST_ESTIMATE: u64 = 1 << 16;
+
 /// Returns the cost that a request is charged before its usage is known, in input tokens.
 pub(crate) fn estimate(bytes: u64) -> u64 {
-    (bytes / TOKEN_BYTES).min(MOST_COST)
+    (bytes / TOKEN_BYTES).min(MOST_ESTIMATE)
 }
 
 #[cfg(test)]
@@ -57,7 +60,7 @@ mod tests {
     #[test]
     fn output_token_costs_two_input_tokens() {
         assert_eq!(TokenUsage { input: 100, output: 20 }.cost(), 140);
-        assert_eq!(estimate(403), 100);
+        assert_eq!([403, 1 << 30].map(estimate), [100, 1 << 16]);
         assert_eq!(TokenUsage { input: u64::MAX, output: u64::MAX }.cost(), MOST_COST);
     }
 }

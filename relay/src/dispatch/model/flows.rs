@@ -7,9 +7,10 @@
 //! A charge moves one flow within each line, whatever number of lanes it has, so it costs the logarithm of the number of
 //! flows that wait.
 //!
-//! The *floor* is the least service of a flow with waiting requests, and never falls. A flow that begins to wait is
-//! lifted to it, so time without requests gives no credit. Hence a flow at or below the floor need not be remembered
-//! once its last request has ended; of the others, [`MAX_IDLE`] are.
+//! The *floor* is the least settled service of a flow with waiting requests, and never falls. A flow that begins to wait is
+//! lifted to it, so time without requests gives no credit. Estimates of running requests are not settled: if they are too
+//! high, a flow that is lifted to them would wait until others had really used as much. Hence a flow at or below the floor
+//! need not be remembered once its last request has ended; of the others, [`MAX_IDLE`] are.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fmt::Debug;
@@ -71,6 +72,20 @@ impl FairChoice {
     }
 }
 
+/// What a flow was charged for an attempt of a request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Charge {
+    pub(crate) service: Service,
+    /// True until the usage is known, or the request has ended.
+    is_estimate: bool,
+}
+
+impl Charge {
+    fn unsettled(self) -> Service {
+        if self.is_estimate { self.service } else { 0 }
+    }
+}
+
 /// A search through a line has met too many lanes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TooFar;
@@ -81,6 +96,8 @@ struct Flow<L> {
     key: Option<Arc<str>>,
     weight: Weight,
     service: Service,
+    /// The part of it that is estimated for running requests.
+    unsettled: Service,
     /// The number of its unfinished requests.
     held: usize,
     /// The number of those that wait.
@@ -94,7 +111,20 @@ struct Flow<L> {
 impl<L: Copy + Ord> Flow<L> {
     fn new(key: Option<Arc<str>>) -> Self {
         let lanes = std::array::from_fn(|_| SmallSet::default());
-        Self { key, weight: Weight::default(), service: 0, held: 0, waiting: 0, lanes, firsts: [None; LINES] }
+        Self {
+            key,
+            weight: Weight::default(),
+            service: 0,
+            unsettled: 0,
+            held: 0,
+            waiting: 0,
+            lanes,
+            firsts: [None; LINES],
+        }
+    }
+
+    fn settled(&self) -> Service {
+        self.service.saturating_sub(self.unsettled)
     }
 }
 
@@ -107,7 +137,7 @@ pub(crate) struct Flows<L> {
     ids: HashMap<Arc<str>, FlowId>,
     /// The flows of each line, with the first request of their first lane there.
     lines: [SmallSet<(Service, RequestKey, FlowId)>; LINES],
-    /// The flows with waiting requests.
+    /// The flows with waiting requests, by their settled service.
     active: SmallSet<(Service, FlowId)>,
     /// The flows without requests.
     idle: BTreeSet<(Service, FlowId)>,
@@ -142,8 +172,11 @@ impl<L: Copy + Ord + Debug> Flows<L> {
         id
     }
 
-    /// The opposite of [`retain`](Self::retain).
-    pub(crate) fn release(&mut self, id: FlowId) {
+    /// The opposite of [`retain`](Self::retain). The request's charge is final.
+    pub(crate) fn release(&mut self, id: FlowId, charge: Charge) {
+        if charge.is_estimate {
+            self.set_service(id, self.service(id), self.flow(id).unsettled.saturating_sub(charge.service));
+        }
         let flow = self.flow_mut(id);
         flow.held -= 1;
         let became_idle = (flow.held == 0 && id != FlowId::ANONYMOUS).then_some(flow.service);
@@ -168,7 +201,7 @@ impl<L: Copy + Ord + Debug> Flows<L> {
         id
     }
 
-    /// Raises the floor to the least service of a waiting flow. Called before each event, so it does not depend on the
+    /// Raises the floor to the least settled service of a waiting flow. Called before each event, so it does not depend on the
     /// order in which requests leave the queue during one.
     pub(crate) fn raise_floor(&mut self) {
         if let Some((least, _)) = self.active.first().filter(|(least, _)| *least > self.floor) {
@@ -196,11 +229,11 @@ impl<L: Copy + Ord + Debug> Flows<L> {
         let floor = self.floor;
         let flow = self.flow_mut(id);
         if flow.waiting == 0 {
-            flow.service = flow.service.max(floor);
+            flow.service = flow.service.saturating_add(floor.saturating_sub(flow.settled()));
         }
         if self.active.is_empty() {
             // It is the least active one for a moment, although it may not have to wait.
-            self.floor = self.flow(id).service;
+            self.floor = self.flow(id).settled();
         }
     }
 
@@ -209,7 +242,7 @@ impl<L: Copy + Ord + Debug> Flows<L> {
         let flow = self.flow_mut(id);
         flow.waiting += 1;
         if flow.waiting == 1 {
-            let entry = (flow.service, id);
+            let entry = (flow.settled(), id);
             self.active.insert(entry);
         }
     }
@@ -219,15 +252,28 @@ impl<L: Copy + Ord + Debug> Flows<L> {
         let flow = self.flow_mut(id);
         flow.waiting -= 1;
         if flow.waiting == 0 {
-            let entry = (flow.service, id);
+            let entry = (flow.settled(), id);
             self.active.remove(&entry);
         }
     }
 
-    /// Replaces what a flow was charged for a request by the service of this number of tokens, which it returns.
-    pub(crate) fn charge(&mut self, id: FlowId, charged: Service, tokens: u64) -> Service {
-        let charge = self.flow(id).weight.service(tokens);
-        self.set_service(id, self.service(id).saturating_sub(charged).saturating_add(charge));
+    /// Charges a flow an estimate for a request that is sent, in tokens.
+    pub(crate) fn charge_estimate(&mut self, id: FlowId, tokens: u64) -> Charge {
+        self.charge(id, Charge::default(), tokens, true)
+    }
+
+    /// Replaces what a flow was charged for a request by this number of tokens.
+    pub(crate) fn settle(&mut self, id: FlowId, charge: Charge, tokens: u64) -> Charge {
+        self.charge(id, charge, tokens, false)
+    }
+
+    fn charge(&mut self, id: FlowId, before: Charge, tokens: u64, is_estimate: bool) -> Charge {
+        let flow = self.flow(id);
+        let charge = Charge { service: flow.weight.service(tokens), is_estimate };
+        let replace = |sum: Service, old: Service, new: Service| sum.saturating_sub(old).saturating_add(new);
+        let service = replace(flow.service, before.service, charge.service);
+        let unsettled = replace(flow.unsettled, before.unsettled(), charge.unsettled());
+        self.set_service(id, service, unsettled);
         charge
     }
 
@@ -239,14 +285,16 @@ impl<L: Copy + Ord + Debug> Flows<L> {
         self.flow(id).weight
     }
 
-    fn set_service(&mut self, id: FlowId, service: Service) {
+    fn set_service(&mut self, id: FlowId, service: Service, unsettled: Service) {
         let flow = &mut self.flows[id.0 as usize];
+        let settled = flow.settled();
         let old = std::mem::replace(&mut flow.service, service);
+        flow.unsettled = unsettled;
+        if flow.waiting > 0 && flow.settled() != settled {
+            self.active.replace(Some(&(settled, id)), Some((flow.settled(), id)));
+        }
         if old == service {
             return;
-        }
-        if flow.waiting > 0 {
-            self.active.replace(Some(&(old, id)), Some((service, id)));
         }
         for (line, first) in self.lines.iter_mut().zip(&flow.firsts) {
             if let Some(first) = first {

@@ -7,8 +7,8 @@
 //! arrival. Usually a model has one lane for each key.
 //!
 //! The whole queue knows the [`Front`] of each lane: its first request, and its next deadline. A worker with room walks
-//! through the lanes in the order of [`Flows`], and gets the first request of the first lane that is open to it. A
-//! request knows its place, so cancelling and expiring need no search.
+//! through the lanes in the order of [`Flows`](super::flows::Flows), and gets the first request of the first lane that is
+//! open to it. A request knows its place, so cancelling and expiring need no search.
 
 mod index;
 

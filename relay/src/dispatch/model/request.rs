@@ -5,9 +5,9 @@ use super::effect::Failure;
 use super::event::{
     Allowed, Conversation, DEFAULT_COLD_TIMEOUT, FailureReport, LoadFailure, Model, NewRequest, Settings, WorkerKey,
 };
-use super::flows::FlowId;
+use super::flows::{Charge, FlowId};
 use super::models::ModelId;
-use super::owner::{Class, Service};
+use super::owner::Class;
 use super::queue::{LaneId, LaneKey, QueuePlace};
 use super::registry::Worker;
 use super::wait_list::{Deadlines, QueueEntry};
@@ -53,8 +53,8 @@ pub(crate) struct Request {
     /// The key that it shares the workers by.
     pub(crate) flow: FlowId,
     pub(crate) class: Class,
-    /// The service that its flow was charged for the current attempt.
-    pub(crate) charged: Service,
+    /// What its flow was charged for the current attempt.
+    pub(crate) charge: Charge,
 }
 
 /// The models that a request's name may mean, if not any model that a worker means by it.

@@ -121,7 +121,10 @@ impl Dispatch {
     /// True if requests of the class wait, or might come back.
     fn is_in_use(&self, class: Class) -> bool {
         let is_recent = |last| self.clock.now.since(last) <= IN_USE;
-        self.queue.totals.of(class).0 > 0 || self.queue.last_arrivals[class as usize].is_some_and(is_recent)
+        // A large request may have all of an empty queue.
+        let might_come_back =
+            || self.queue_len() > 0 && self.queue.last_arrivals[class as usize].is_some_and(is_recent);
+        self.queue.totals.of(class).0 > 0 || might_come_back()
     }
 
     /// True if the key's share has no room for a request next to those of this class and higher ones.

@@ -7,7 +7,7 @@
 //!
 //! This is the Virtual Token Counter of <https://arxiv.org/abs/2401.00588>. A key is charged an estimate when a request
 //! is sent, which is settled by the reported usage. A key none of whose requests waits is lifted to the least of those
-//! that wait when its next request arrives. While two keys of one class and weight wait for the same workers, and no other
+//! that wait when its next request arrives, without the estimates of their running requests. While two keys of one class and weight wait for the same workers, and no other
 //! class does, what they attain differs by at most twice the cost of two requests for each slot and one more, however long
 //! they wait. If a lower class waits too, a new key may also catch up what its class was sent before the lower one was
 //! promoted.
@@ -68,7 +68,7 @@ impl Dispatch {
     /// Returns the charge of an attempt that has to be repeated.
     pub(super) fn return_charge(&mut self, key: RequestKey) {
         if let Some(request) = self.requests.get_mut(&key) {
-            self.queue.flows.charge(request.flow, std::mem::take(&mut request.charged), 0);
+            request.charge = self.queue.flows.settle(request.flow, request.charge, 0);
         }
     }
 
@@ -82,7 +82,7 @@ impl Dispatch {
             return;
         }
         if let Some(request) = self.requests.get_mut(&key) {
-            request.charged = self.queue.flows.charge(request.flow, request.charged, usage.cost());
+            request.charge = self.queue.flows.settle(request.flow, request.charge, usage.cost());
         }
     }
 

@@ -3,6 +3,7 @@
 use crate::dispatch::model::clock::{Moment, duration, span};
 use crate::dispatch::model::effect::{Effect, Failure, Stage};
 use crate::dispatch::model::event::{CancelReason, NewRequest, RequestKey, WorkerKey};
+use crate::dispatch::model::flows::Charge;
 use crate::dispatch::model::request::{Limits, Request, RequestState};
 use crate::dispatch::{Dispatch, ProviderPhase};
 
@@ -95,7 +96,7 @@ impl Dispatch {
             overtaken: 0,
             flow,
             class,
-            charged: 0,
+            charge: Charge::default(),
         };
         self.requests.insert(key, Box::new(request));
     }
@@ -196,7 +197,7 @@ impl Dispatch {
             if let Some(pin) = request.new.pin {
                 self.pinned.remove(&(pin, key));
             }
-            self.queue.flows.release(request.flow);
+            self.queue.flows.release(request.flow, request.charge);
             self.models.release(request.model);
         }
     }

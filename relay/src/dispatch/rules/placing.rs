@@ -136,7 +136,7 @@ impl Dispatch {
         self.turn += 1;
         worker.turn = self.turn;
         request.sent = self.turn;
-        request.charged = self.queue.flows.charge(request.flow, 0, estimate(request.new.bytes));
+        request.charge = self.queue.flows.charge_estimate(request.flow, estimate(request.new.bytes));
         worker.in_flight.insert(key);
         if let Some(multiplexer) = &mut worker.multiplexer {
             multiplexer.handle_sent(&group.name);

@@ -176,9 +176,13 @@ impl Scene {
 
 /// Five people send 212 requests while the batch job runs. Returns the chats' outcome and the batch job's.
 fn chats_beside_batch(fairness: Fairness, in_flight: usize, (chat, batch): (Class, Class)) -> (Outcome, Outcome) {
-    let mut clients = vec![Client::batch(batch)];
+    chats_beside(Client::batch(batch), Settings { fairness, ..settings() }, in_flight, chat)
+}
+
+fn chats_beside(batch: Client, settings: Settings, in_flight: usize, chat: Class) -> (Outcome, Outcome) {
+    let mut clients = vec![batch];
     clients.extend(["ann", "ben", "cho", "dee", "eva"].map(|name| Client::chat(name, chat)));
-    let mut scene = Scene::new(fairness, clients);
+    let mut scene = Scene::with(settings, clients);
     for _ in 0..212 {
         let (at, client) = (LENGTH.mul_f64(scene.unit() * 0.95), 1 + (scene.unit() * 5.0) as usize);
         scene.arrive(at, client, false);
@@ -228,6 +232,19 @@ fn shared_chats_wait_at_most_one_service_time() {
         let (median, late) = (chats.percentile(50), chats.percentile(95));
         assert!(median < secs(2.0) && late <= BATCH_TIME, "{classes:?}: median {median:?}, p95 {late:?}");
         assert!(batch.completed * 10 >= alone * 9, "{classes:?}: {} of {alone}", batch.completed);
+    }
+}
+
+/// Pictures: the bodies are a thousand times as long as the text that they are worth.
+#[test]
+fn chats_do_not_wait_for_overestimated_batch() {
+    for bytes in [200_000, 4_000_000] {
+        let batch = Client { bytes, ..Client::batch(Class::Normal) };
+        let settings = Settings { fairness: SHARED, max_queue_bytes: u64::MAX, ..settings() };
+        let (mut chats, _) = chats_beside(batch, settings, 64, Class::Normal);
+        assert_eq!((chats.completed, chats.failed), (212, 0), "{bytes}");
+        let late = chats.percentile(95);
+        assert!(late <= BATCH_TIME, "{bytes}: p95 {late:?}");
     }
 }
 

@@ -141,8 +141,21 @@ fn usage_of_earlier_attempt_is_ignored() {
     let usage = TokenUsage { input: 1 << 20, output: 0 };
     p.handle(Event::Used { worker: WorkerKey(1), request: RequestKey(0), attempt: 2, usage });
     p.handle(Event::Used { worker: WorkerKey(2), request: RequestKey(0), attempt: 1, usage });
-    submit(&mut p, 3, "z", Normal);
-    assert_eq!(order(&mut p, 0, 3), [1, 2, 3]);
+    submit(&mut p, 3, "b", Normal);
+    submit(&mut p, 4, "z", Normal);
+    assert_eq!(order(&mut p, 0, 4), [2, 1, 3, 4]);
+}
+
+#[test]
+fn estimate_of_running_request_lifts_no_other_key() {
+    let mut p = busy();
+    submit(&mut p, 1, "a", Normal);
+    submit(&mut p, 2, "a", Normal);
+    assert_eq!(order(&mut p, 0, 1), [1]);
+    // The estimate of the running request is 25 tokens, and it uses one.
+    submit(&mut p, 3, "b", Normal);
+    use_tokens(&mut p, 1, 1, 0);
+    assert_eq!(order(&mut p, 1, 2), [3, 2]);
 }
 
 #[test]
@@ -152,7 +165,7 @@ fn idle_key_gets_no_credit() {
     assert_eq!(order(&mut p, 0, 4), [1, 2, 3, 4]);
     // Without the lift `b` would be sent four requests in a row.
     (9..=12).for_each(|request| _ = submit(&mut p, request, "b", Normal));
-    assert_eq!(order(&mut p, 4, 4), [5, 9, 6, 10]);
+    assert_eq!(order(&mut p, 4, 4), [9, 5, 10, 6]);
 }
 
 #[test]

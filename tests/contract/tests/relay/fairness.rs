@@ -181,7 +181,7 @@ async fn waiting_requests_show_their_position() {
     }
     let listed = relay.admin_json("/admin/requests").await;
     let positions: Vec<_> = listed["requests"].as_array().expect("a list").iter().map(|it| &it["position"]).collect();
-    assert_eq!(positions, [&json!(null), &json!(1), &json!(3), &json!(2)]);
+    assert_eq!(positions, [&json!(null), &json!(2), &json!(3), &json!(1)]);
 }
 
 #[tokio::test]

@@ -69,6 +69,7 @@ pub(super) struct Request {
     class: Class,
     /// The service that its key was charged for this attempt.
     charged: u64,
+    is_estimated: bool,
 }
 
 pub(super) struct Worker {

@@ -151,6 +151,7 @@ impl Reference {
                 flow,
                 class,
                 charged: 0,
+                is_estimated: false,
             },
         );
         let refused = if self.deleted {

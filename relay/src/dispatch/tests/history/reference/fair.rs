@@ -56,9 +56,9 @@ impl Reference {
         }
     }
 
-    /// The least service of a key with waiting requests is the floor from now on.
+    /// The least service of a key with waiting requests, without estimates, is the floor from now on.
     pub(super) fn raise_floor(&mut self) {
-        let least = self.queued().map(|key| self.service_of(key)).min();
+        let least = self.queued().map(|key| self.settled(&self.requests[&key].flow)).min();
         self.accounts.floor = self.accounts.floor.max(least.unwrap_or(0));
     }
 
@@ -68,32 +68,41 @@ impl Reference {
         let others = || self.queued().filter(|other| *other != key);
         let is_alone = others().next().is_none();
         let is_active = others().any(|other| self.requests[&other].flow == flow);
-        let service = self.accounts.of(&flow);
-        let lifted = if is_active { service } else { service.max(self.accounts.floor) };
-        if lifted > service && !is_alone {
+        let settled = self.settled(&flow);
+        let lift = if is_active { 0 } else { self.accounts.floor.saturating_sub(settled) };
+        if lift > 0 && !is_alone {
             self.accounts.seen.push("lifted");
         }
-        self.accounts.service.insert(flow, lifted);
+        *self.accounts.service.entry(flow).or_default() += lift;
         if is_alone {
-            self.accounts.floor = lifted;
+            self.accounts.floor = settled + lift;
         }
     }
 
     pub(super) fn charge(&mut self, key: RequestKey) {
         let request = self.requests.get_mut(&key).unwrap();
         request.charged = self.accounts.charge(&request.flow, 0, request.new.bytes / 4);
+        request.is_estimated = true;
     }
 
     pub(super) fn return_charge(&mut self, key: RequestKey) {
         let request = self.requests.get_mut(&key).unwrap();
         self.accounts.seen.extend((request.charged > 0).then_some("charge returned"));
         let charged = std::mem::take(&mut request.charged);
+        request.is_estimated = false;
         self.accounts.charge(&request.flow, charged, 0);
     }
 
     pub(super) fn use_tokens(&mut self, key: RequestKey, usage: TokenUsage) {
         let request = self.requests.get_mut(&key).unwrap();
         request.charged = self.accounts.charge(&request.flow, request.charged, usage.input + 2 * usage.output);
+        request.is_estimated = false;
+    }
+
+    /// Returns the service of a key without the estimates of its running requests.
+    fn settled(&self, flow: &Flow) -> u64 {
+        let estimated = self.requests.values().filter(|request| request.flow == *flow && request.is_estimated);
+        self.accounts.of(flow) - estimated.map(|request| request.charged).sum::<u64>()
     }
 
     fn service_of(&self, key: RequestKey) -> u64 {
@@ -191,7 +200,12 @@ impl Reference {
         let last = self.accounts.last_arrivals.get(&class);
         let is_recent = last.is_some_and(|last| self.now <= *last + Duration::from_secs(60));
         let Settings { max_queue_len, max_queue_bytes, .. } = self.settings;
-        if is_recent || self.held(without, class).0 > 0 { (max_queue_len / 10, max_queue_bytes / 10) } else { (0, 0) }
+        let is_empty = self.queued().all(|other| other == without);
+        if is_recent && !is_empty || self.held(without, class).0 > 0 {
+            (max_queue_len / 10, max_queue_bytes / 10)
+        } else {
+            (0, 0)
+        }
     }
 
     /// Returns the share that leaves no room for a request next to those of this class and higher ones; the first request

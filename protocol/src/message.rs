@@ -134,7 +134,22 @@ pub struct TokenCounts {
     pub cached_tokens: Option<u64>,
 }
 
+/// No request has more tokens. A wrong count of a backend would use up limits and hide all other sums.
+const MOST_TOKENS: u64 = 1 << 28;
+
 impl TokenCounts {
+    /// The counts, none of which is larger than any request's can be.
+    #[must_use]
+    pub fn plausible(self) -> Self {
+        let Self { prompt_tokens, completion_tokens, total_tokens, cached_tokens } = self;
+        Self {
+            prompt_tokens: prompt_tokens.min(MOST_TOKENS),
+            completion_tokens: completion_tokens.min(MOST_TOKENS),
+            total_tokens: total_tokens.min(2 * MOST_TOKENS),
+            cached_tokens: cached_tokens.map(|tokens| tokens.min(MOST_TOKENS)),
+        }
+    }
+
     /// The share of the tokens read that were cached, in permille; `None` if the backend does not report it.
     pub fn cached_permille(&self) -> Option<u16> {
         let cached = self.cached_tokens?.min(self.prompt_tokens);
@@ -159,6 +174,18 @@ fn is_false(b: &bool) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn implausible_counts_are_cut() {
+        let counts = |tokens| TokenCounts {
+            prompt_tokens: tokens,
+            completion_tokens: tokens,
+            total_tokens: 2 * tokens,
+            cached_tokens: Some(tokens),
+        };
+        assert_eq!(counts(7).plausible(), counts(7));
+        assert_eq!(counts(u64::MAX / 2).plausible(), counts(MOST_TOKENS));
+    }
 
     #[test]
     fn cached_share_is_bounded_and_optional() {

@@ -7,6 +7,7 @@ use http::HeaderMap;
 use http::request::Parts;
 use modelrelay_protocol::error::{ApiError, ErrorKind};
 use modelrelay_protocol::headers::{bearer_token, is_own_key};
+use modelrelay_protocol::paths::Endpoint;
 
 use super::ticket::input_estimate;
 use super::{class, text_header};
@@ -126,9 +127,9 @@ impl Caller {
 }
 
 /// Charges a request with a body of this size to its key. Other requests may have used up the key's tokens since it arrived.
-pub fn charge(lease: Option<&mut KeyLease>, body_bytes: usize) -> Result<(), ApiError> {
+pub fn charge(lease: Option<&mut KeyLease>, endpoint: Endpoint, body_bytes: usize) -> Result<(), ApiError> {
     let Some(lease) = lease else { return Ok(()) };
-    lease.charge(input_estimate(body_bytes as u64), SystemTime::now()).map_err(token_limit)
+    lease.charge(input_estimate(endpoint, body_bytes as u64), SystemTime::now()).map_err(token_limit)
 }
 
 /// SDKs retry without telling their user. Beyond this time they report the limit instead.

@@ -19,7 +19,7 @@ use modelrelay_protocol::secret::Secret;
 
 use super::answer::{Answer, respond};
 use super::auth::{self, Caller};
-use super::ticket::Ticket;
+use super::ticket::{self, Ticket};
 use super::{browser, intake, models, parse, spelling, text_header};
 use crate::dispatch::{Allowed, WorkerKey};
 use crate::http::body::discard;
@@ -102,14 +102,15 @@ async fn prepare(
 ) -> Result<Ticket, ApiError> {
     let received_at = Instant::now();
     let owner = caller.owner(&parts.headers)?;
-    let mut lease = caller.lease(relay, response_id.is_some())?;
     let endpoint = paths::endpoint(parts.method.as_str(), parts.uri.path());
+    let is_free = response_id.is_some() || endpoint.is_some_and(ticket::is_free);
+    let mut lease = caller.lease(relay, is_free)?;
     if response_id.is_some() && endpoint.is_none() {
         return Err(ApiError::new(ErrorKind::NotFound, "invalid response id"));
     }
     let endpoint = endpoint.unwrap_or(Endpoint::Other);
     let mut body = read_body(relay, endpoint, caller.holder(relay, parts), (&parts.headers, body)).await?;
-    auth::charge(lease.as_mut().filter(|_| response_id.is_none()), body.len())?;
+    auth::charge(lease.as_mut().filter(|_| !is_free), endpoint, body.len())?;
     let read_at = Instant::now();
     let Routing { route, allowed, pin, conversation, is_streaming } = match response_id {
         Some(id) => route_by_response_id(relay, caller, parts, id).await?,
@@ -117,7 +118,6 @@ async fn prepare(
     };
     let method = if parts.method == Method::GET { "GET" } else { "POST" };
     let config = relay.shared.config.load();
-    let budget = Arc::clone(&relay.shared.budget);
     let record = Arc::new(RequestRecord {
         key: relay.shared.next_request_key(),
         id: client.request_id.clone(),
@@ -136,11 +136,12 @@ async fn prepare(
         received_at,
         arrived: SystemTime::now(),
         trace: trace.cloned(),
-        exchange: Exchange::new(budget, config.max_stream_bytes, config.max_unread_bytes),
+        exchange: Exchange::new(Arc::clone(&relay.shared.budget), config.max_stream_bytes, config.max_unread_bytes),
         progress: Mutex::default(),
     });
     let known = relay.providers.knows(&route.provider, &record.model);
-    let ticket = Ticket::new(Arc::clone(&route.provider), Arc::clone(&record), known, read_at, lease);
+    let mut ticket = Ticket::new(Arc::clone(&route.provider), Arc::clone(&record), known, read_at, lease);
+    ticket.mark_stored(response_id.is_some());
     route.provider.submit(&record, pin, allowed, caller.queue_share(), owner);
     Ok(ticket)
 }

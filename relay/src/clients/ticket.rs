@@ -25,7 +25,7 @@ use usage::RequestUsage;
 
 mod usage;
 
-pub use usage::input_estimate;
+pub use usage::{input_estimate, is_free};
 
 /// The ticket of one request.
 pub struct Ticket {
@@ -44,6 +44,8 @@ pub struct Ticket {
     /// Why the response was aborted.
     broken: Option<Outcome>,
     lease: Option<KeyLease>,
+    /// True if a stored response is only read.
+    is_stored: bool,
 }
 
 impl Ticket {
@@ -71,7 +73,13 @@ impl Ticket {
             delivered: false,
             broken: None,
             lease,
+            is_stored: false,
         }
+    }
+
+    /// Records whether a stored response is only read, which uses no tokens again.
+    pub fn mark_stored(&mut self, is_stored: bool) {
+        self.is_stored = is_stored;
     }
 
     /// The request.
@@ -209,6 +217,7 @@ impl Ticket {
             outcome,
             status: self.status,
             endpoint: record.endpoint,
+            is_stored: self.is_stored,
             request_bytes: record.body.len() as u64,
             response_bytes: received,
             sent_bytes: self.bytes,

@@ -9,9 +9,15 @@ use crate::telemetry::usage::{RequestCounts, UsageSums};
 /// The bytes of text that one token stands for, in estimates.
 const TOKEN_BYTES: u64 = 4;
 
-/// The estimated tokens of a request's body of this size.
-pub fn input_estimate(bytes: u64) -> u64 {
-    bytes.div_ceil(TOKEN_BYTES)
+/// The estimated tokens of a request's body of this size. Sound and pictures are no text, and to count tokens costs none.
+pub fn input_estimate(endpoint: Endpoint, bytes: u64) -> u64 {
+    let is_text = !matches!(endpoint, Endpoint::Audio | Endpoint::Images);
+    if is_text && !is_free(endpoint) { bytes.div_ceil(TOKEN_BYTES) } else { 0 }
+}
+
+/// True for routes on which a backend computes no tokens.
+pub fn is_free(endpoint: Endpoint) -> bool {
+    matches!(endpoint, Endpoint::CountTokens | Endpoint::Tokenize | Endpoint::Models)
 }
 
 /// How a request ended.
@@ -20,6 +26,8 @@ pub(super) struct RequestUsage<'a> {
     /// The status that the client got.
     pub(super) status: Option<u16>,
     pub(super) endpoint: Endpoint,
+    /// True if a stored response is only read.
+    pub(super) is_stored: bool,
     /// The size of the request's body.
     pub(super) request_bytes: u64,
     /// The size of the response's body, as far as the worker sent it.
@@ -46,7 +54,7 @@ impl RequestUsage<'_> {
             sums.cached_tokens = tokens.cached_tokens.unwrap_or(0);
             sums.output_tokens = tokens.completion_tokens;
         } else if self.is_computed() {
-            sums.estimated_input_tokens = input_estimate(self.request_bytes);
+            sums.estimated_input_tokens = input_estimate(self.endpoint, self.request_bytes);
             sums.estimated_output_tokens = self.output_estimate();
         }
         sums
@@ -57,7 +65,7 @@ impl RequestUsage<'_> {
     fn is_computed(&self) -> bool {
         let is_error = self.status.is_some_and(|status| status >= 400);
         let is_cancelled_there = self.outcome == Outcome::Cancelled && self.progress.dispatched_at.is_some();
-        self.request_bytes > 0 && !is_error && (self.response_bytes > 0 || is_cancelled_there)
+        !self.is_stored && !is_error && (self.response_bytes > 0 || is_cancelled_there)
     }
 
     /// One token per event of a stream, with those that the client has not read, and else one per four bytes.
@@ -113,6 +121,7 @@ mod tests {
             outcome,
             status: Some(200),
             endpoint,
+            is_stored: false,
             request_bytes,
             response_bytes,
             sent_bytes,
@@ -152,7 +161,9 @@ mod tests {
         let progress = sent();
         let whole = RequestUsage { data_lines: 0, ..usage(&progress, Outcome::Ok) };
         assert_eq!(tokens(&whole), [0, 0, 0, 101, 1000]);
-        assert_eq!(tokens(&RequestUsage { endpoint: Endpoint::Embeddings, ..whole }), [0, 0, 0, 101, 0]);
+        let at = |endpoint| tokens(&RequestUsage { endpoint, ..usage(&progress, Outcome::Ok) });
+        assert_eq!(at(Endpoint::Embeddings), [0, 0, 0, 101, 0]);
+        assert_eq!([Endpoint::CountTokens, Endpoint::Tokenize, Endpoint::Audio].map(at), [[0; 5]; 3]);
     }
 
     #[test]
@@ -166,7 +177,7 @@ mod tests {
         );
         assert_eq!(tokens(&RequestUsage { status: Some(400), ..usage(&sent, Outcome::ClientError) }), none);
         // A stored response is read.
-        assert_eq!(tokens(&RequestUsage { request_bytes: 0, ..usage(&sent, Outcome::Ok) }), none);
+        assert_eq!(tokens(&RequestUsage { is_stored: true, ..usage(&sent, Outcome::Ok) }), none);
         // Its prompt was being read when the client disconnected.
         let early = RequestUsage {
             status: None,

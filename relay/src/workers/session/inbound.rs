@@ -12,7 +12,9 @@ use modelrelay_protocol::error::{ApiError, ErrorKind};
 use modelrelay_protocol::frame::{self, BodyKind};
 use modelrelay_protocol::headers;
 use modelrelay_protocol::limits::MAX_HOMES_PER_MESSAGE;
-use modelrelay_protocol::message::{Parsed, Pong, ResponseComplete, ResponseStart, WorkerError, WorkerToRelay};
+use modelrelay_protocol::message::{
+    Parsed, Pong, ResponseComplete, ResponseStart, TokenCounts, WorkerError, WorkerToRelay,
+};
 use modelrelay_protocol::names::printable;
 use tracing::{debug, warn};
 
@@ -200,7 +202,7 @@ fn response_complete(provider: &Arc<Provider>, link: &WorkerLink, mut complete: 
             return provider.completed(link, &held);
         }
     }
-    held.record.progress().token_counts = complete.token_counts;
+    held.record.progress().token_counts = complete.token_counts.map(TokenCounts::plausible);
     if let (Some(trace), Some(details)) = (&held.record.trace, &complete.details) {
         trace.set_details(details);
     }

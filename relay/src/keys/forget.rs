@@ -38,7 +38,9 @@ pub(super) fn forget_useless(records: &mut Vec<KeyRecord>, kept: &str, now: Syst
         record.id != kept && (record.revoked || record.limits.expires_at.is_some_and(|expires_at| now >= expires_at))
     };
     let useless = records.iter().enumerate().filter(|(_, record)| is_useless(record));
-    let oldest = useless.min_by_key(|(_, record)| record.created_at).map(|(index, _)| index);
+    // Another relay may not know yet of a recent revocation.
+    let since = |record: &KeyRecord| record.revoked_at.or(record.limits.expires_at).unwrap_or(record.created_at);
+    let oldest = useless.min_by_key(|(_, record)| since(record)).map(|(index, _)| index);
     oldest.map(|index| records.remove(index)).is_some()
 }
 

@@ -75,7 +75,7 @@ impl TokenUse {
     pub(super) fn set_limits(&mut self, limits: &KeyLimits, now: SystemTime) {
         // Until now, the bucket refilled at the previous rate.
         self.advance(now);
-        self.minute.limit = limits.tokens_per_minute;
+        self.minute.set_limit(limits.tokens_per_minute);
         self.day.limit = limits.tokens_per_day;
     }
 
@@ -131,6 +131,14 @@ impl TokenUse {
 }
 
 impl Bucket {
+    /// Use that the previous limit allowed costs at most a minute of a lower one.
+    fn set_limit(&mut self, limit: Option<u64>) {
+        if let Some(limit) = limit.filter(|limit| self.limit.is_none_or(|before| *limit < before)) {
+            self.used = self.used.min(limit as f64);
+        }
+        self.limit = limit;
+    }
+
     /// Without a limit, older use fades within about a minute, in case a limit is set.
     fn refill(&mut self, now: SystemTime) {
         // A clock that was set back adds nothing.
@@ -272,6 +280,17 @@ mod tests {
         tokens.resume(noon(), || 90);
         tokens.resume(noon(), || 90);
         assert_eq!(remaining(&mut tokens, noon()), 10);
+    }
+
+    #[test]
+    fn lower_limit_blocks_for_less_than_its_minute() {
+        let mut tokens = with(None, None);
+        tokens.charge(500_000, noon()).expect("no limit");
+        for limit in [10_000, 1_000] {
+            tokens.set_limits(&limits(Some(limit), None), noon());
+            let (_, free_in) = free_in(&mut tokens, noon()).expect("all is used");
+            assert!(free_in <= Duration::from_secs(1), "{free_in:?}");
+        }
     }
 
     #[test]

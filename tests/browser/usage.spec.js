@@ -11,7 +11,9 @@ const FILE = 'usage.jsonl';
 
 let site;
 
-test.afterEach(async () => {
+// Closes the page first, because it reports an error when the relay stops.
+test.afterEach(async ({ page }) => {
+  await page.close();
   await site?.close();
   site = null;
 });

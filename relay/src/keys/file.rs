@@ -6,7 +6,7 @@
 //! change the file is read again: a key that another writer added (a second relay, an operator) is adopted, not lost. The
 //! regular [`KeyStore::flush`] reads it too, so that a key revoked elsewhere is rejected here within a minute.
 
-use std::fs::{self, OpenOptions};
+use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -61,9 +61,10 @@ pub fn check(path: &Path) -> Result<(), KeyStoreError> {
     let mut probe = temporary_path(path).into_os_string();
     probe.push(".check");
     let probe = PathBuf::from(probe);
-    let written = write_new(&probe, b"").and_then(|()| fs::remove_file(&probe));
+    let created = files::create_private(&probe).and_then(|file| file.sync_all());
+    let written = created.and_then(|()| fs::remove_file(&probe));
     written.map_err(|error| {
-        let folder = folder_of(path).display();
+        let folder = files::folder_of(path).display();
         KeyStoreError::Unavailable(format!(
             "{}: cannot store keys: no file can be written in {folder}: {error}",
             path.display()
@@ -202,7 +203,7 @@ struct Renamed;
 
 impl Renamed {
     fn sync_folder(self, path: &Path) -> Result<(), KeyStoreError> {
-        files::sync_folder(folder_of(path)).map_err(|error| {
+        files::sync_folder(files::folder_of(path)).map_err(|error| {
             KeyStoreError::Unavailable(format!(
                 "{}: the API keys were written but may not survive a crash: {error}",
                 path.display()
@@ -230,25 +231,7 @@ fn read(path: &Path) -> Result<Option<Vec<KeyRecord>>, KeyStoreError> {
 /// Writes the file, up to and including the rename; after an error the old file is unchanged.
 fn replace(path: &Path, records: &[KeyRecord]) -> io::Result<Renamed> {
     let text = stored::encode_pretty(records)?;
-    let temporary = temporary_path(path);
-    let written = write_new(&temporary, &text).and_then(|()| fs::rename(&temporary, path));
-    if written.is_err() {
-        // Its bytes may be the reason why the disk is full.
-        let _ = fs::remove_file(&temporary);
-    }
-    written.map(|()| Renamed)
-}
-
-fn write_new(temporary: &Path, text: &[u8]) -> io::Result<()> {
-    // A crash may have left it behind. A new file is created so that its mode is right and a link is not followed.
-    match fs::remove_file(temporary) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        Err(_) | Ok(()) => {}
-    }
-    let mut options = OpenOptions::new();
-    let mut file = files::with_mode(options.write(true).create_new(true), files::OWNER_ONLY).open(temporary)?;
-    file.write_all(text)?;
-    file.sync_all()
+    files::replace_private(path, &temporary_path(path), |file| file.write_all(&text)).map(|_| Renamed)
 }
 
 /// The temporary file: in the same folder, so that the rename stays on one file system, with one name, so that crashes
@@ -257,14 +240,7 @@ fn temporary_path(path: &Path) -> PathBuf {
     let mut name = std::ffi::OsString::from(".");
     name.push(path.file_name().unwrap_or_default());
     name.push(".new");
-    folder_of(path).join(name)
-}
-
-fn folder_of(path: &Path) -> &Path {
-    match path.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => folder,
-        Some(_) | None => Path::new("."),
-    }
+    files::folder_of(path).join(name)
 }
 
 #[cfg(test)]

@@ -20,7 +20,7 @@ pub(super) struct AppendFile {
 impl AppendFile {
     /// Opens or creates a file that may grow without a limit.
     pub(super) fn open(path: PathBuf) -> io::Result<Self> {
-        Ok(Self { file: open(&path)?, is_torn: ends_in_line(&path), path, limit: None })
+        Ok(Self { file: open(&path)?, is_torn: ends_within_line(&path), path, limit: None })
     }
 
     /// Opens or creates a file of at most `limit` bytes. It is moved to a second file of that size, which is overwritten.
@@ -73,7 +73,7 @@ impl AppendFile {
 }
 
 /// True if the last line is incomplete, because its writer was killed.
-fn ends_in_line(path: &Path) -> bool {
+fn ends_within_line(path: &Path) -> bool {
     let last_byte = || {
         let mut file = File::open(path)?;
         file.seek(SeekFrom::End(-1))?;
@@ -87,8 +87,13 @@ fn ends_in_line(path: &Path) -> bool {
 
 /// The path to which a full file is moved.
 fn previous(path: &Path) -> PathBuf {
+    next_to(path, ".1")
+}
+
+/// The path with an ending added.
+pub(super) fn next_to(path: &Path, ending: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
-    name.push(".1");
+    name.push(ending);
     name.into()
 }
 

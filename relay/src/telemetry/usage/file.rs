@@ -4,8 +4,8 @@
 //! and when it has grown to twice that size: a new file is written, synced, and renamed over the old one.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
-use std::path::{Path, PathBuf};
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::path::Path;
 use std::sync::Arc;
 
 use modelrelay_platform::files;
@@ -13,7 +13,7 @@ use tracing::{error, warn};
 
 use super::day::Day;
 use super::table::{RowKey, UsageFilter, UsageRow, UsageTable};
-use crate::telemetry::append_file::AppendFile;
+use crate::telemetry::append_file::{AppendFile, next_to};
 
 /// The size below which the file is not written again while the relay runs: about 12,000 lines.
 pub(super) const MIN_REWRITE_BYTES: u64 = 4 << 20;
@@ -83,19 +83,12 @@ impl UsageFile {
     /// Writes the file again with one line per row; after an error, the old one is unchanged.
     pub(super) fn rewrite(&mut self, table: &UsageTable) -> io::Result<()> {
         let path = self.path();
-        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let temporary = next_to(path, ".new");
-        let written = write_new(&temporary, table).and_then(|size| {
-            fs::rename(&temporary, path)?;
-            Ok(size)
-        });
-        if let (Ok(_), Err(error)) = (&written, files::sync_folder(folder)) {
+        let written = files::replace_private(path, &next_to(path, ".new"), |file| encode(table, file));
+        if let (Ok(_), Err(error)) = (&written, files::sync_folder(files::folder_of(path))) {
             // The new file is in place; only its name may not survive a failure of the machine.
             warn!(file = %path.display(), %error, "cannot sync the folder of the usage file");
         }
         if written.is_err() {
-            // Its bytes may be the reason why the disk is full.
-            let _ = fs::remove_file(&temporary);
             // The next attempt is not made with each line.
             self.rewrite_at = self.rewrite_at.saturating_add(self.min_rewrite);
         }
@@ -116,27 +109,6 @@ fn lock(path: &Path) -> io::Result<File> {
         // Some network file systems have no locks.
         Err(fs::TryLockError::Error(_)) => Ok(file),
     }
-}
-
-fn next_to(path: &Path, ending: &str) -> PathBuf {
-    let mut name = path.as_os_str().to_owned();
-    name.push(ending);
-    name.into()
-}
-
-fn write_new(path: &Path, table: &UsageTable) -> io::Result<u64> {
-    // A crash may have left it behind. A new file is created so that its mode is right and a link is not followed.
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        Err(_) | Ok(()) => {}
-    }
-    let mut options = OpenOptions::new();
-    let file = files::with_mode(options.write(true).create_new(true), files::OWNER_ONLY).open(path)?;
-    let mut writer = BufWriter::new(file);
-    encode(table, &mut writer)?;
-    let file = writer.into_inner()?;
-    file.sync_all()?;
-    Ok(file.metadata()?.len())
 }
 
 fn encode(table: &UsageTable, writer: &mut impl Write) -> io::Result<()> {

@@ -23,15 +23,6 @@ const MAX_FOR_NEW_LINK: usize = 4096;
 /// The loads of models that are in place, each with the slot, its number there, and the model; `None`: all models.
 pub type ModelLoads = BTreeSet<(String, u64, Option<Arc<str>>)>;
 
-/// When a link's next report is due.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum HomesDue {
-    /// At this time.
-    At(Instant),
-    /// After the next change.
-    AfterChange,
-}
-
 /// The conversations of a worker, by the link of each one's last request. `L` identifies a link.
 #[derive(Debug)]
 pub struct HomeTable<L> {
@@ -152,12 +143,12 @@ impl<L: Copy + Ord> HomeTable<L> {
         self.links.iter().any(|(id, other)| *id != link && other.reports.is_some())
     }
 
-    /// Returns what to send to the relay behind `link` now, and when to call this again.
-    pub fn next_report(&mut self, link: L, now: Instant) -> (Option<Homes>, HomesDue) {
+    /// Returns what to send to the relay behind `link` now, and when to call this again; `None`: after the next change.
+    pub fn next_report(&mut self, link: L, now: Instant) -> (Option<Homes>, Option<Instant>) {
         let others = self.links.iter().filter(|(id, _)| **id != link);
         let backlog = others.fold(0_u64, |sum, (_, other)| sum.saturating_add(other.awaited));
         let Some(reports) = self.links.get_mut(&link).and_then(|link| link.reports.as_mut()) else {
-            return (None, HomesDue::AfterChange);
+            return (None, None);
         };
         let unreported = self.order.range(reports.covered.saturating_add(1)..);
         let home = |(number, key): (&u64, &ConversationKey)| {
@@ -167,16 +158,16 @@ impl<L: Copy + Ord> HomeTable<L> {
         let (numbers, homes): (Vec<u64>, Vec<_>) = unreported.filter_map(home).take(MAX_HOMES_PER_MESSAGE).unzip();
         if homes.is_empty() && backlog == reports.backlog {
             reports.covered = self.last;
-            return (None, HomesDue::AfterChange);
+            return (None, None);
         }
         let due = reports.at.map(|at| at + HOMES_INTERVAL);
         if let Some(due) = due.filter(|due| *due > now) {
-            return (None, HomesDue::At(due));
+            return (None, Some(due));
         }
         let is_full = homes.len() == MAX_HOMES_PER_MESSAGE;
         let covered = numbers.last().copied().filter(|_| is_full).unwrap_or(self.last);
         *reports = SentReports { covered, backlog, at: Some(now) };
-        (Some(Homes { homes, backlog }), HomesDue::At(now + HOMES_INTERVAL))
+        (Some(Homes { homes, backlog }), Some(now + HOMES_INTERVAL))
     }
 }
 

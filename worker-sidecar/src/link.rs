@@ -21,7 +21,7 @@ pub use backoff::{Backoff, EndKind, random};
 pub use capacity::{Capacity, CapacityAdmission, Held, Slot};
 pub(crate) use dial::{DialError, dial};
 pub use dial::{Endpoint, RelayRefusal, Way, try_dial};
-pub use homes::{AwaitedBytes, Conversations, HomesDue, ModelLoads};
+pub use homes::{AwaitedBytes, Conversations, ModelLoads};
 pub use links::Links;
 pub use requests::SlotGuard;
 

@@ -75,7 +75,7 @@ fn requests_within_interval_share_one_report() {
     rig.wait(HOMES_INTERVAL / 2);
     rig.request(A, 2, 50);
     rig.request(A, 1, 130);
-    let due = HomesDue::At(rig.now + HOMES_INTERVAL / 2);
+    let due = Some(rig.now + HOMES_INTERVAL / 2);
     assert_eq!(rig.table.next_report(B, rig.now), (None, due));
     rig.wait(HOMES_INTERVAL / 2);
     assert_eq!(rig.report(B), Some((vec![(2, 50), (1, 130)], 180)));

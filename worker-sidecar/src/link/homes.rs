@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use modelrelay_protocol::homes::HomeTable;
-pub use modelrelay_protocol::homes::{HomesDue, ModelLoads};
+pub use modelrelay_protocol::homes::ModelLoads;
 use modelrelay_protocol::message::{ConversationKey, Homes};
 use tokio::sync::Notify;
 
@@ -72,8 +72,8 @@ impl Conversations {
         self.changed.notified().await;
     }
 
-    /// Returns what to send to the relay behind `link` now, and when to call this again.
-    pub fn next_report(&self, link: LinkId, now: Instant) -> (Option<Homes>, HomesDue) {
+    /// Returns what to send to the relay behind `link` now, and when to call this again; `None`: after the next change.
+    pub fn next_report(&self, link: LinkId, now: Instant) -> (Option<Homes>, Option<Instant>) {
         self.lock().next_report(link, now)
     }
 

@@ -7,7 +7,7 @@ use modelrelay_protocol::limits::HOMES_INTERVAL;
 use modelrelay_protocol::message::WorkerToRelay;
 
 use super::Worker;
-use crate::link::{HomesDue, Link};
+use crate::link::Link;
 
 /// Sends reports while something changes. Never returns.
 pub(super) async fn report_homes(worker: Arc<Worker>) {
@@ -34,8 +34,5 @@ fn report_to(worker: &Worker, link: &Link, now: Instant) -> Option<Instant> {
     if let Some(report) = report {
         link.push(&WorkerToRelay::Homes(report));
     }
-    match due {
-        HomesDue::At(due) => Some(due),
-        HomesDue::AfterChange => None,
-    }
+    due
 }

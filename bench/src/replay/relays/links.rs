@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use modelrelay_protocol::grants::{Admission, GrantValues, LinkKind, SlotAllocator};
-use modelrelay_protocol::homes::{HomeTable, HomesDue};
+use modelrelay_protocol::homes::HomeTable;
 use modelrelay_protocol::message::{ConversationKey, Homes};
 use modelrelay_relay::dispatch::{Conversation, Grant};
 
@@ -81,10 +81,7 @@ impl Links {
     pub fn next_reports(&mut self, now: Instant) -> Vec<(usize, Homes)> {
         let report = |(relay, due): (usize, &mut Option<Instant>)| {
             let (report, next) = self.homes.next_report(relay, now);
-            *due = match next {
-                HomesDue::At(at) => Some(at),
-                HomesDue::AfterChange => None,
-            };
+            *due = next;
             Some((relay, report?))
         };
         self.reports_due.iter_mut().enumerate().filter_map(report).collect()

@@ -215,15 +215,8 @@ impl Router for Relays {
         self.relays[relay].waiting.insert(id);
         self.requests.insert(id, Request { relay, conversation, bytes, running: None });
         let new = NewRequest {
-            key: RequestKey(id as u64),
-            model: Model::from("model"),
-            bytes,
-            pin: None,
-            needs_core1: false,
-            allowed: None,
-            share: None,
             conversation: Some(conversation),
-            owner: None,
+            ..NewRequest::new(RequestKey(id as u64), Model::from("model"), bytes)
         };
         self.events.push_back((relay, Event::Submit(new)));
         self.settle(now, sent);

@@ -237,17 +237,7 @@ impl Core {
         self.next += 1;
         self.waiting.push(key);
         let model = Model::clone(&self.models[(key.0 * 7 % self.models.len() as u64) as usize]);
-        Event::Submit(NewRequest {
-            key,
-            model,
-            bytes: 352,
-            pin: None,
-            needs_core1: false,
-            allowed: None,
-            share: None,
-            conversation: None,
-            owner: None,
-        })
+        Event::Submit(NewRequest::new(key, model, 352))
     }
 
     fn complete_oldest(&mut self) {

@@ -256,6 +256,23 @@ pub struct NewRequest {
     pub owner: Option<Owner>,
 }
 
+impl NewRequest {
+    /// A request of no owner, which any worker with the model may serve.
+    pub fn new(key: RequestKey, model: Model, bytes: u64) -> Self {
+        Self {
+            key,
+            model,
+            bytes,
+            pin: None,
+            needs_core1: false,
+            allowed: None,
+            share: None,
+            conversation: None,
+            owner: None,
+        }
+    }
+}
+
 /// How much of the queue the waiting requests of one key may fill, by number and by bytes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct QueueShare {

@@ -29,18 +29,7 @@ pub(super) fn settings() -> Settings {
 }
 
 pub(super) fn request(key: u64, model: &str) -> NewRequest {
-    let (key, model) = (RequestKey(key), Model::from(model));
-    NewRequest {
-        key,
-        model,
-        bytes: 100,
-        pin: None,
-        needs_core1: false,
-        allowed: None,
-        share: None,
-        conversation: None,
-        owner: None,
-    }
+    NewRequest::new(RequestKey(key), Model::from(model), 100)
 }
 
 pub(super) fn secs(secs: f64) -> Duration {

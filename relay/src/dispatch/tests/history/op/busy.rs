@@ -6,7 +6,8 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::{CONVERSATIONS, Kind, Op, OwnerOp, any_index, begin, cached};
-use crate::dispatch::{AttemptFailure, CancelReason, Class, Fairness, Placement, Settings};
+use crate::dispatch::tests::harness::settings;
+use crate::dispatch::{AttemptFailure, CancelReason, Class, Placement, Settings};
 
 pub(super) fn history(kind: Kind) -> impl Strategy<Value = (Settings, Vec<Op>)> {
     let joins = vec(join(), 2..4);
@@ -14,17 +15,13 @@ pub(super) fn history(kind: Kind) -> impl Strategy<Value = (Settings, Vec<Op>)> 
         ops.extend(rest);
         let long = Duration::from_secs(300);
         let settings = Settings {
-            enabled: true,
             max_queue_len: 40,
             max_queue_bytes: 10_000,
             queue_timeout: long,
-            absent_timeout: None,
-            cold_timeout: None,
-            cold_models: Default::default(),
             request_timeout: long,
             placement: Placement::Cache,
             max_homes,
-            fairness: Fairness::default(),
+            ..settings()
         };
         (settings, ops)
     })

@@ -72,20 +72,18 @@ async fn change_keys(change: KeyChange) -> Result<(), AdminCliError> {
             weight,
             class,
         } => {
-            let mut wanted = json!({
-                "name": name,
-                "models": models,
-                "providers": providers,
-                "expires_at": expires_at,
-                "max_in_flight": max_in_flight,
-                "max_queue_percent": max_queue_percent,
-                "tokens_per_minute": tokens_per_minute,
-                "tokens_per_day": tokens_per_day,
-                "weight": weight,
-                "class": class,
+            let wanted = fields_of(KeyUpdate {
+                name: Some(name.clone()),
+                models: models.map(Value::from),
+                providers: providers.map(Value::from),
+                expires_at: expires_at.map(Value::from),
+                max_in_flight: max_in_flight.map(Value::from),
+                max_queue_percent: max_queue_percent.map(Value::from),
+                tokens_per_minute: tokens_per_minute.map(Value::from),
+                tokens_per_day: tokens_per_day.map(Value::from),
+                weight,
+                class,
             });
-            // A relay of an earlier version does not know all fields.
-            wanted.as_object_mut().into_iter().for_each(|fields| fields.retain(|_, value| !value.is_null()));
             let answer = Api::new(&relay)?.call(Method::POST, "/admin/keys", Some(&wanted)).await?;
             let text = |name: &str| answer[name].as_str().unwrap_or_default();
             print_output(relay.output, &answer, || {
@@ -94,7 +92,7 @@ async fn change_keys(change: KeyChange) -> Result<(), AdminCliError> {
         }
         KeyChange::Update { relay, id, fields } => {
             let path = format!("/admin/keys/{}", api::segment(&id));
-            let answer = Api::new(&relay)?.call(Method::PATCH, &path, Some(&changes(fields))).await?;
+            let answer = Api::new(&relay)?.call(Method::PATCH, &path, Some(&fields_of(fields))).await?;
             print_output(relay.output, &answer, || tables::keys(&json!({ "keys": [answer] })))
         }
         KeyChange::Revoke { relay, id } => {
@@ -105,8 +103,8 @@ async fn change_keys(change: KeyChange) -> Result<(), AdminCliError> {
     }
 }
 
-/// The body of a change to a key: the fields that were given.
-fn changes(fields: KeyUpdate) -> Value {
+/// The body of a request to create or change a key: the fields that were given. A relay of an earlier version does not know all.
+fn fields_of(fields: KeyUpdate) -> Value {
     let KeyUpdate {
         name,
         models,

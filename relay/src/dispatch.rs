@@ -44,7 +44,7 @@ pub use model::event::{
     LoadFailure, LossCause, Model, NewMultiplexer, NewRequest, NewWorker, Now, Placement, QueueShare, RequestKey,
     Settings, WorkerKey,
 };
-pub use model::fairness::{Fairness, TokenUsage};
+pub use model::fairness::{Fairness, TOKEN_BYTES, TokenUsage};
 pub use model::owner::{Class, Owner, ShareError, Weight};
 pub use snapshot::{ModelSnapshot, RequestPlace, WorkerSnapshot};
 

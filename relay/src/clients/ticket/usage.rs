@@ -2,12 +2,10 @@
 
 use modelrelay_protocol::paths::Endpoint;
 
+use crate::dispatch::TOKEN_BYTES;
 use crate::provider::request::Progress;
 use crate::telemetry::metrics::Outcome;
 use crate::telemetry::usage::{RequestCounts, UsageSums};
-
-/// The bytes of text that one token stands for, in estimates.
-const TOKEN_BYTES: u64 = 4;
 
 /// The estimated tokens of a request's body of this size. Sound and pictures are no text, and to count tokens costs none.
 pub fn input_estimate(endpoint: Endpoint, bytes: u64) -> u64 {

@@ -35,8 +35,8 @@ const OUTPUT_COST: u64 = 2;
 /// No request costs more, whatever its worker reports: otherwise one wrong report would stop a key for good.
 const MOST_COST: u64 = 1 << 24;
 
-/// A token has about this number of bytes.
-const TOKEN_BYTES: u64 = 4;
+/// A token has about this number of bytes of text, in every estimate.
+pub const TOKEN_BYTES: u64 = 4;
 
 impl TokenUsage {
     /// Returns the cost, in input tokens.

@@ -20,7 +20,7 @@ async fn ledger_has_exact_tokens_of_backends() {
     let mut site = Site::with_workers(BACKEND, 3, settings, |worker| worker).await;
     let key = site.relays[0].relay.admin_post("/admin/keys", &json!({"name": "team"})).await.with_status(201).json();
     site.relays[0].target.wants(key["secret"].as_str().expect("a secret"));
-    // Nobody disconnects: what a stream was charged that its client left is an estimate.
+    // No client disconnects: a stream that its client leaves is charged an estimate.
     let load = site.load(Plan::of(24, RequestSpec::mixed)).await;
     let ledger = Arc::clone(load.ledger());
     for _ in 0..form::times(10) {

@@ -19,6 +19,29 @@ pub(crate) async fn new_key(relay: &Relay, name: &str) -> (String, String) {
     (text("id"), text("secret"))
 }
 
+/// Two relays with one Secret, and a key that the first one created and both know.
+pub(crate) struct TwoRelays {
+    pub(crate) kubernetes: FakeKubernetes,
+    pub(crate) here: Mount,
+    pub(crate) there: Mount,
+    pub(crate) one: Relay,
+    pub(crate) other: Relay,
+    pub(crate) id: String,
+    pub(crate) key: String,
+}
+
+impl TwoRelays {
+    pub(crate) async fn start() -> Self {
+        let kubernetes = FakeKubernetes::start().await;
+        let (here, there) = (Mount::new(), Mount::new());
+        let one = relay_in(&kubernetes, &here).start().await;
+        let (id, key) = new_key(&one, "k").await;
+        there.sync(&kubernetes);
+        let other = relay_in(&kubernetes, &there).start().await;
+        Self { kubernetes, here, there, one, other, id, key }
+    }
+}
+
 pub(crate) async fn admits(relay: &Relay, key: &str) -> bool {
     relay.fetch(Request::get("/v1/models").bearer(key)).await.status == 200
 }
@@ -52,12 +75,7 @@ async fn new_key_applies_elsewhere_after_mount_update() {
 
 #[tokio::test]
 async fn revocation_applies_elsewhere_after_mount_update() {
-    let kubernetes = FakeKubernetes::start().await;
-    let (here, there) = (Mount::new(), Mount::new());
-    let one = relay_in(&kubernetes, &here).start().await;
-    let (id, key) = new_key(&one, "k").await;
-    there.sync(&kubernetes);
-    let other = relay_in(&kubernetes, &there).start().await;
+    let TwoRelays { kubernetes, here, there: _there, one, other, id, key } = TwoRelays::start().await;
     assert!(admits(&other, &key).await);
     // The other relay revokes a key that the first one created.
     assert_eq!(other.admin("DELETE", &format!("/admin/keys/{id}")).await.status, 204);
@@ -201,12 +219,7 @@ async fn keys_of_deleted_secret_return_with_next_change() {
 
 #[tokio::test]
 async fn late_time_of_use_does_not_undo_revocation() {
-    let kubernetes = FakeKubernetes::start().await;
-    let (here, there) = (Mount::new(), Mount::new());
-    let one = relay_in(&kubernetes, &here).start().await;
-    let (id, key) = new_key(&one, "k").await;
-    there.sync(&kubernetes);
-    let mut other = relay_in(&kubernetes, &there).start().await;
+    let TwoRelays { kubernetes, here: _here, there: _there, one, mut other, id, key } = TwoRelays::start().await;
     assert!(admits(&other, &key).await);
     assert_eq!(one.admin("DELETE", &format!("/admin/keys/{id}")).await.status, 204);
     // The other relay has not learned of it, and writes its own state when it ends.

@@ -7,7 +7,7 @@ use modelrelay_harness::{
 };
 use serde_json::{Value, json};
 
-use crate::keys_secret::{admits, names, new_key, relay_in};
+use crate::keys_secret::{TwoRelays, admits, names, new_key, relay_in};
 use crate::support::{chat, chat_stream, model_ids, openai_error};
 
 fn strict() -> RelayBuilder {
@@ -197,12 +197,7 @@ async fn full_secret_rejects_longer_key_and_accepts_shorter() {
 
 #[tokio::test]
 async fn concurrent_changes_of_relays_are_all_kept() {
-    let kubernetes = FakeKubernetes::start().await;
-    let (here, there) = (Mount::new(), Mount::new());
-    let one = relay_in(&kubernetes, &here).start().await;
-    let (id, _) = new_key(&one, "k").await;
-    there.sync(&kubernetes);
-    let other = relay_in(&kubernetes, &there).start().await;
+    let TwoRelays { kubernetes, here: _here, there: _there, one, other, id, .. } = TwoRelays::start().await;
     for round in 1..=5 {
         let (left, right) = tokio::join!(
             change(&one, &id, json!({"max_in_flight": round})),
@@ -235,12 +230,7 @@ async fn change_during_write_of_another_relay_loses_nothing() {
 
 #[tokio::test]
 async fn change_applies_elsewhere_after_mount_update() {
-    let kubernetes = FakeKubernetes::start().await;
-    let (here, there) = (Mount::new(), Mount::new());
-    let one = relay_in(&kubernetes, &here).start().await;
-    let (id, key) = new_key(&one, "k").await;
-    there.sync(&kubernetes);
-    let other = relay_in(&kubernetes, &there).start().await;
+    let TwoRelays { kubernetes, here: _here, there, one, other, id, key } = TwoRelays::start().await;
     assert!(admits(&other, &key).await);
     let _ = change(&one, &id, json!({"expires_at": "2020-01-01T00:00:00Z"})).await.with_status(200);
     let reads = kubernetes.reads();

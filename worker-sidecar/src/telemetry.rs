@@ -1,7 +1,7 @@
 //! Log lines, on standard error, or in the file of a Windows service. Logs never contain a prompt, a response, a key, a
 //! secret or a query string.
 
-use modelrelay_platform::log;
+use modelrelay_platform::log::{self, PlainFields};
 use tracing::subscriber::set_global_default;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::layer::SubscriberExt;
@@ -52,7 +52,8 @@ pub fn init(filter: &LogFilter, format: LogFormat) {
         // An escape sequence in a log file breaks searches for a phrase.
         .with_ansi(log::is_terminal());
     let _ = match format {
-        LogFormat::Text => set_global_default(registry.with(lines)),
+        LogFormat::Text if log::is_terminal() => set_global_default(registry.with(lines)),
+        LogFormat::Text => set_global_default(registry.with(lines.fmt_fields(PlainFields::new()))),
         LogFormat::Json => set_global_default(registry.with(lines.json().flatten_event(true).with_current_span(false))),
     };
 }

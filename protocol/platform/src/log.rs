@@ -12,9 +12,11 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::Duration;
 
+pub use self::fields::PlainFields;
 use self::lines::Lines;
 use crate::files;
 
+mod fields;
 mod lines;
 
 /// The time that writing the last lines may take at the end of the program.

@@ -163,10 +163,10 @@ impl Dispatch {
             Event::GatesSet { worker, sums, gates } => self.handle_gates(worker, sums, &gates),
             Event::SlotsReported { worker, slots } => self.handle_slots(worker, &slots),
             Event::Begun { worker, request, attempt } => self.handle_begun(worker, request, attempt),
-            Event::Completed { worker, request, attempt, cached } => {
-                self.handle_completed((worker, request, attempt), cached);
+            Event::Completed { worker, request, attempt, cached, usage } => {
+                self.handle_completed((worker, request, attempt), cached, usage);
             }
-            Event::Used { worker, request, attempt, usage } => self.handle_used((worker, request, attempt), usage),
+            Event::Used { request, usage } => self.handle_used(request, usage),
             Event::HomesReported { worker, homes, backlog } => self.handle_homes(worker, &homes, backlog),
             Event::AttemptFailed { worker, request, attempt, failure } => {
                 self.handle_attempt_failed((worker, request, attempt), failure);

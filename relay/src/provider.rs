@@ -10,6 +10,7 @@ mod core_settings;
 mod details;
 mod drain;
 mod effects;
+mod endings;
 pub mod exchange;
 mod homes;
 mod listed;
@@ -33,13 +34,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Instant, SystemTime};
 
 use arc_swap::ArcSwap;
-use modelrelay_protocol::message::{ModelsUpdate, RegisterAck, RelayToWorker, TokenCounts};
+use modelrelay_protocol::message::{ModelsUpdate, RegisterAck, RelayToWorker};
 use tokio::sync::Notify;
 use tracing::{debug, info, warn};
 
 use crate::dispatch::{
-    Allowed, AttemptFailure, CancelReason, Conversation, Dispatch, Effect, Event, Grant, LossCause, NewRequest,
-    NewWorker, Owner, QueueShare, RequestKey, TokenUsage, WorkerKey,
+    Allowed, Conversation, Dispatch, Effect, Event, Grant, LossCause, NewRequest, NewWorker, Owner, QueueShare,
+    RequestKey, WorkerKey,
 };
 use crate::provider::conversation::HashKey;
 use crate::provider::exchange::Detached;
@@ -151,14 +152,6 @@ impl Provider {
         let (model, key_id) = (record.logged_model(), record.api_key.as_deref());
         debug!(request_id = record.id, provider = %self.name, model, key_id, "request submitted");
         self.handle(&mut state, Event::Submit(request));
-    }
-
-    /// Cancels a request. Has no effect if it has ended already.
-    pub fn cancel(&self, request: RequestKey, reason: CancelReason) {
-        let mut state = self.lock();
-        if state.requests.contains_key(&request) {
-            self.handle(&mut state, Event::Cancel { request, reason });
-        }
     }
 
     /// Adds a worker. The older link of the same process is closed, the acknowledgement is written first, then requests
@@ -296,31 +289,6 @@ impl Provider {
         }
     }
 
-    /// Completes the worker's response. The link releases it under the same lock, so that a concurrent loss of the
-    /// worker comes entirely before or after it.
-    pub fn completed(&self, link: &WorkerLink, held: &InFlight) {
-        let tokens = held.record.progress().token_counts;
-        let cached = tokens.and_then(|tokens| tokens.cached_permille());
-        tokens.iter().for_each(|tokens| link.count_prompt(tokens));
-        let mut state = self.lock();
-        link.release(held.stream);
-        let (worker, request, attempt) = (link.info.key, held.record.key, held.attempt);
-        if let Some(usage) = tokens.map(usage_of).filter(|_| held.record.api_key.is_some()) {
-            // The requests without a key are in order of arrival, whatever they have used.
-            self.handle(&mut state, Event::Used { worker, request, attempt, usage });
-        }
-        self.handle(&mut state, Event::Completed { worker, request, attempt, cached });
-    }
-
-    /// Fails an attempt of a request of which nothing was sent to the client.
-    pub fn attempt_failed(&self, link: &WorkerLink, held: &InFlight, failure: AttemptFailure) {
-        let mut state = self.lock();
-        link.release(held.stream);
-        let (worker, request, attempt) = (link.info.key, held.record.key, held.attempt);
-        held.exchange().detach(attempt);
-        self.handle(&mut state, Event::AttemptFailed { worker, request, attempt, failure });
-    }
-
     /// Returns the link of a worker, by its public id.
     pub fn link(&self, id: &str) -> Option<Arc<WorkerLink>> {
         self.lock().links.values().find(|link| &*link.info.id == id).cloned()
@@ -409,7 +377,12 @@ impl Provider {
             return;
         }
         let begun = |held: &InFlight| held.exchange().detach(held.attempt) == Detached::Begun;
-        let started = link.release_all().iter().filter(|held| begun(held)).map(|held| held.record.key).collect();
+        let mut started = link.release_all();
+        started.retain(begun);
+        for held in &started {
+            self.settle(state, &held.record);
+        }
+        let started = started.iter().map(|held| held.record.key).collect();
         self.end_succession(state, link.info.key);
         self.handle(state, Event::WorkerLost { worker: link.info.key, started, cause });
         self.shared.operations.worker_left(link.info.key, Instant::now());
@@ -490,8 +463,4 @@ impl ProviderCore {
         let instance = self.links.get(&link).and_then(|link| link.info.instance.as_ref());
         instance.and_then(|instance| self.by_instance.get(instance)).copied().unwrap_or(link)
     }
-}
-
-fn usage_of(tokens: TokenCounts) -> TokenUsage {
-    TokenUsage { input: tokens.prompt_tokens, output: tokens.completion_tokens }
 }

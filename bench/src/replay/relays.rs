@@ -239,7 +239,7 @@ impl Router for Relays {
         self.pass_grants(worker);
         let cached = u16::try_from(u64::from(served.cached) * 1000 / u64::from(turn.tokens)).ok();
         let (worker, request) = (WorkerKey(worker as u64), RequestKey(id as u64));
-        self.events.push_back((relay, Event::Completed { worker, request, attempt, cached }));
+        self.events.push_back((relay, Event::Completed { worker, request, attempt, cached, usage: None }));
         self.settle(now, sent);
     }
 

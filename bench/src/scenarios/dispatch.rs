@@ -248,7 +248,7 @@ impl Core {
 
     fn completion(&mut self) -> Option<Event> {
         let (worker, request, attempt) = self.running.pop_front()?;
-        Some(Event::Completed { worker, request, attempt, cached: None })
+        Some(Event::Completed { worker, request, attempt, cached: None, usage: None })
     }
 
     /// The cancellation of any waiting request, all with the same probability.

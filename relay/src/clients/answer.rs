@@ -89,7 +89,7 @@ pub fn respond(client: &Client, mut ticket: Ticket, head: Result<Head, ApiError>
     if head.is_all() {
         ticket.mark_delivered();
     }
-    let is_event_stream = is_event_stream(&head);
+    let is_event_stream = head.is_event_stream();
     let keepalive = ticket.keepalive().filter(|_| is_event_stream);
     let (worker, limit) = (ticket.shown_worker(), ticket.token_limit());
     let is_bodiless = head.status == StatusCode::RESET_CONTENT;
@@ -174,7 +174,7 @@ impl Answer {
 
     fn poll_head(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
         match self.exchange.poll_head(cx) {
-            Poll::Ready(Ok(head)) if head.status == StatusCode::OK && is_event_stream(&head) => {
+            Poll::Ready(Ok(head)) if head.status == StatusCode::OK && head.is_event_stream() => {
                 self.stage = AnswerStage::Streaming;
                 self.poll_stream(cx)
             }
@@ -289,15 +289,6 @@ impl http_body::Body for Answer {
     fn size_hint(&self) -> SizeHint {
         self.length.map_or_else(SizeHint::default, SizeHint::with_exact)
     }
-}
-
-/// True if the relay's frames can be inserted into the body: into a compressed one they cannot.
-fn is_event_stream(head: &Head) -> bool {
-    if head.headers.contains_key(http::header::CONTENT_ENCODING) {
-        return false;
-    }
-    let content_type = head.headers.get(http::header::CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default();
-    content_type.get(..17).is_some_and(|start| start.eq_ignore_ascii_case(b"text/event-stream"))
 }
 
 /// Adds the key's limit of tokens. It replaces a limit that the backend reports, which is that of all keys together.

@@ -9,13 +9,13 @@ use modelrelay_protocol::error::{ApiError, ErrorKind};
 use modelrelay_protocol::headers::{bearer_token, is_own_key};
 use modelrelay_protocol::paths::Endpoint;
 
-use super::ticket::input_estimate;
 use super::{class, text_header};
 use crate::dispatch::{Allowed, Class, Model, Owner, QueueShare};
 use crate::keys::{Key, KeyLease, TokenLimit};
 use crate::net::budget::Holder;
 use crate::net::lockout::network_of;
 use crate::provider::Provider;
+use crate::provider::request::input_estimate;
 use crate::state::Relay;
 use crate::telemetry::metrics::Realm;
 use crate::telemetry::usage::{OTHER, RequestCounts, RowKey, UsageSums};

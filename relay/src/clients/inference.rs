@@ -19,7 +19,7 @@ use modelrelay_protocol::secret::Secret;
 
 use super::answer::{Answer, respond};
 use super::auth::{self, Caller};
-use super::ticket::{self, Ticket};
+use super::ticket::Ticket;
 use super::{browser, intake, models, parse, spelling, text_header};
 use crate::dispatch::{Allowed, WorkerKey};
 use crate::http::body::discard;
@@ -29,7 +29,7 @@ use crate::provider::Provider;
 use crate::provider::affinity::Origin;
 use crate::provider::conversation::{self, Prompt, PromptSpans, ShownIn};
 use crate::provider::exchange::Exchange;
-use crate::provider::request::{RequestRecord, RequestTrace, needs_core1};
+use crate::provider::request::{RequestRecord, RequestTrace, is_free, needs_core1};
 use crate::provider::routing::Route;
 use crate::provider::shared::ProcessPhase;
 use crate::state::Relay;
@@ -103,7 +103,7 @@ async fn prepare(
     let received_at = Instant::now();
     let owner = caller.owner(&parts.headers)?;
     let endpoint = paths::endpoint(parts.method.as_str(), parts.uri.path());
-    let is_free = response_id.is_some() || endpoint.is_some_and(ticket::is_free);
+    let is_free = response_id.is_some() || endpoint.is_some_and(is_free);
     let mut lease = caller.lease(relay, is_free)?;
     if response_id.is_some() && endpoint.is_none() {
         return Err(ApiError::new(ErrorKind::NotFound, "invalid response id"));
@@ -129,6 +129,7 @@ async fn prepare(
         path_and_query: parts.uri.path_and_query().map_or("/", |path| path.as_str()).to_owned(),
         headers: headers_of(relay, parts),
         is_streaming,
+        is_stored: response_id.is_some(),
         needs_core1: needs_core1(method, &body),
         body,
         conversation: conversation.key,
@@ -140,8 +141,7 @@ async fn prepare(
         progress: Mutex::default(),
     });
     let known = relay.providers.knows(&route.provider, &record.model);
-    let mut ticket = Ticket::new(Arc::clone(&route.provider), Arc::clone(&record), known, read_at, lease);
-    ticket.mark_stored(response_id.is_some());
+    let ticket = Ticket::new(Arc::clone(&route.provider), Arc::clone(&record), known, read_at, lease);
     route.provider.submit(&record, pin, allowed, caller.queue_share(), owner);
     Ok(ticket)
 }

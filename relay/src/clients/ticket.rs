@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use modelrelay_protocol::error::ApiError;
-use modelrelay_protocol::event_stream::DataLines;
 use modelrelay_protocol::limits::MAX_MODEL_CHARS;
 use modelrelay_protocol::names::printable;
 use modelrelay_protocol::rate_limit::RateLimit;
@@ -15,6 +14,7 @@ use modelrelay_protocol::rate_limit::RateLimit;
 use crate::dispatch::{CancelReason, Decision};
 use crate::keys::{Key, KeyLease};
 use crate::provider::Provider;
+use crate::provider::exchange::Received;
 use crate::provider::request::{CLIENT_CLOSED_REQUEST, Progress, RequestRecord, TraceEnd};
 use crate::system::unix_time::unix_millis;
 use crate::telemetry::journal::PER_REQUEST;
@@ -24,8 +24,6 @@ use crate::telemetry::usage::{OTHER, RowKey};
 use usage::RequestUsage;
 
 mod usage;
-
-pub use usage::{input_estimate, is_free};
 
 /// The ticket of one request.
 pub struct Ticket {
@@ -39,13 +37,10 @@ pub struct Ticket {
     first_byte_at: Option<Instant>,
     last_byte_at: Option<Instant>,
     bytes: u64,
-    data_lines: DataLines,
     delivered: bool,
     /// Why the response was aborted.
     broken: Option<Outcome>,
     lease: Option<KeyLease>,
-    /// True if a stored response is only read.
-    is_stored: bool,
 }
 
 impl Ticket {
@@ -69,17 +64,10 @@ impl Ticket {
             first_byte_at: None,
             last_byte_at: None,
             bytes: 0,
-            data_lines: DataLines::default(),
             delivered: false,
             broken: None,
             lease,
-            is_stored: false,
         }
-    }
-
-    /// Records whether a stored response is only read, which uses no tokens again.
-    pub fn mark_stored(&mut self, is_stored: bool) {
-        self.is_stored = is_stored;
     }
 
     /// The request.
@@ -112,14 +100,11 @@ impl Ticket {
     pub fn mark_bytes(&mut self, bytes: &[u8], is_event_stream: bool) {
         let now = Instant::now();
         self.bytes += bytes.len() as u64;
-        if is_event_stream {
-            self.data_lines.follow(bytes);
-        }
         if self.first_byte_at.is_none() {
             self.first_byte_at = Some(now);
             self.series.first_byte_sent(now - self.record.received_at);
             let dispatched_at = self.record.progress().dispatched_at;
-            let (_, _, came_at) = self.record.exchange.summary();
+            let came_at = self.record.exchange.received().first_byte_at;
             if let (Some(sent), Some(came)) = (dispatched_at, came_at) {
                 self.series.first_byte_received(came.saturating_duration_since(sent));
             }
@@ -211,17 +196,15 @@ impl Ticket {
         });
     }
 
-    fn count_usage(&mut self, outcome: Outcome, received: u64, progress: &Progress) {
+    fn count_usage(&mut self, outcome: Outcome, received: Received, progress: &Progress) {
         let (record, shared) = (&self.record, &self.provider.shared);
         let usage = RequestUsage {
             outcome,
             status: self.status,
             endpoint: record.endpoint,
-            is_stored: self.is_stored,
+            is_stored: record.is_stored,
             request_bytes: record.body.len() as u64,
-            response_bytes: received,
-            sent_bytes: self.bytes,
-            data_lines: self.data_lines.count(),
+            received,
             progress,
         };
         let (sums, now) = (usage.sums(), SystemTime::now());
@@ -263,7 +246,7 @@ impl Ticket {
 impl Drop for Ticket {
     fn drop(&mut self) {
         let duration = self.record.received_at.elapsed();
-        let (end, received, came_at) = self.record.exchange.summary();
+        let (end, received) = (self.record.exchange.end(), self.record.exchange.received());
         let (outcome, code) = self.outcome(end.as_ref());
         self.record.exchange.close();
         // The worker's session is about to report a complete response as such; its worker, which has no part in it any
@@ -288,6 +271,6 @@ impl Drop for Ticket {
         self.log(outcome, code, duration);
         self.journal(outcome, duration, &progress);
         self.count_usage(outcome, received, &progress);
-        self.end_trace(outcome, code, &progress, came_at);
+        self.end_trace(outcome, code, &progress, received.first_byte_at);
     }
 }

@@ -14,9 +14,10 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
-use http::{HeaderMap, StatusCode};
+use http::{HeaderMap, HeaderValue, StatusCode};
 use modelrelay_protocol::credit::ReceiveWindow;
 use modelrelay_protocol::error::{ApiError, ErrorKind};
+use modelrelay_protocol::event_stream::DataLines;
 
 use self::hold::HeldBytes;
 pub use self::hold::Hold;
@@ -54,11 +55,33 @@ impl Head {
         self.content_length == Some(0) || matches!(self.status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED)
     }
 
+    /// True if the body is an event stream that the relay can read: it cannot read a compressed one.
+    pub fn is_event_stream(&self) -> bool {
+        if self.headers.contains_key(http::header::CONTENT_ENCODING) {
+            return false;
+        }
+        let content_type = self.headers.get(http::header::CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default();
+        content_type.get(..17).is_some_and(|start| start.eq_ignore_ascii_case(b"text/event-stream"))
+    }
+
     /// The memory of the head in bytes.
     fn bytes(&self) -> u64 {
         let fields = self.headers.iter().map(|(name, value)| name.as_str().len() + value.len() + FIELD_BYTES);
         fields.sum::<usize>() as u64
     }
+}
+
+/// The part of a response that workers have sent.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Received {
+    /// The status.
+    pub status: Option<StatusCode>,
+    /// The size of the body.
+    pub bytes: u64,
+    /// The number of its `data` lines, if it is an event stream.
+    pub data_lines: u64,
+    /// When the first byte of the body arrived.
+    pub first_byte_at: Option<Instant>,
 }
 
 /// The reason why a push was rejected; the caller fails the request and cancels it at the worker.
@@ -129,7 +152,10 @@ struct ExchangeState {
     unread: u64,
     /// The head's bytes in the budget, until the exchange is over: the connection keeps the head until it is written.
     head_bytes: u64,
+    status: Option<StatusCode>,
     received: u64,
+    /// `None` unless the response is an event stream.
+    data_lines: Option<DataLines>,
     expected: Option<u64>,
     window: Option<ReceiveWindow>,
     credit: Option<CreditTarget>,
@@ -200,6 +226,8 @@ impl Exchange {
         }
         state.head_bytes = bytes;
         state.expected = head.content_length;
+        state.status = Some(head.status);
+        state.data_lines = head.is_event_stream().then(DataLines::default);
         state.moved_at = Some(Instant::now());
         state.head = HeadState::Ready(head);
         Ok(())
@@ -284,10 +312,16 @@ impl Exchange {
         Some(Standstill { time: now.saturating_duration_since(moved_at), party })
     }
 
-    /// Returns how the exchange ended, the number of body bytes received, and when the first of them arrived.
-    pub fn summary(&self) -> (Option<Result<(), ApiError>>, u64, Option<Instant>) {
+    /// Returns how the exchange ended.
+    pub fn end(&self) -> Option<Result<(), ApiError>> {
+        self.lock().end.clone()
+    }
+
+    /// Returns how much of the response workers have sent.
+    pub fn received(&self) -> Received {
         let state = self.lock();
-        (state.end.clone(), state.received, state.first_byte_at)
+        let data_lines = state.data_lines.map_or(0, |lines| lines.count());
+        Received { status: state.status, bytes: state.received, data_lines, first_byte_at: state.first_byte_at }
     }
 
     /// Waits for the head, or for the error instead of it. The head of a response without a body comes with its end.
@@ -374,6 +408,9 @@ impl Exchange {
             return Err(PushError::NoMemory);
         }
         state.received = received;
+        if let Some(lines) = &mut state.data_lines {
+            lines.follow(&bytes);
+        }
         let now = Instant::now();
         state.first_byte_at.get_or_insert(now);
         state.moved_at = Some(now);

@@ -1,7 +1,9 @@
 //! One client request outside of the core: the data to send, the exchange of its response, and its progress.
 
+mod estimate;
 mod trace;
 
+pub use estimate::{input_estimate, is_free, output_estimate};
 pub use trace::{RequestTrace, TraceEnd};
 
 use std::collections::BTreeMap;
@@ -46,6 +48,8 @@ pub struct RequestRecord {
     pub headers: BTreeMap<String, String>,
     /// True if a stream is requested.
     pub is_streaming: bool,
+    /// True if a stored response is only read, which uses no tokens again.
+    pub is_stored: bool,
     /// The body.
     pub body: Bytes,
     /// The key of its conversation, if it has one that matters; never logged.
@@ -207,6 +211,7 @@ impl RequestRecord {
             path_and_query: "/v1/chat/completions".into(),
             headers: BTreeMap::new(),
             is_streaming: false,
+            is_stored: false,
             body: Bytes::from_static(body),
             conversation: None,
             pseudonym: None,

@@ -47,7 +47,7 @@ impl Provider {
             let worker = record.progress().worker.clone();
             warn!(request_id, provider = %self.name, worker = worker.as_deref(), "{message}");
             record.exchange.fail(error);
-            self.handle(&mut state, Event::Cancel { request: key, reason });
+            self.cancel_in(&mut state, key, reason);
         }
     }
 

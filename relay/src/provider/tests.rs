@@ -7,6 +7,7 @@ use std::time::Duration;
 use modelrelay_protocol::names::Naming;
 
 use super::*;
+use crate::dispatch::CancelReason;
 use crate::provider::routing::Providers;
 use crate::provider::worker::link::WorkerInfo;
 use crate::provider::worker::register::Accepted;

@@ -158,6 +158,8 @@ pub enum Event {
         attempt: u32,
         /// The share of the prompt that the backend took from its cache, in permille; `None` if it was not reported.
         cached: Option<u16>,
+        /// The tokens that it has used, which replace what its key was charged for it; `None` if that stays.
+        usage: Option<TokenUsage>,
     },
     /// The first byte of a response came, so its prompt is computed. Reported once per attempt.
     Begun {
@@ -168,15 +170,11 @@ pub enum Event {
         /// The attempt.
         attempt: u32,
     },
-    /// A worker reported the tokens that a running request has used so far. They replace what its key was charged for it.
-    /// Reported before the event that ends the request, also if it was cancelled.
+    /// The tokens that a running request has used so far. They replace what its key was charged for it. Reported before
+    /// an event that ends the request without its worker's completion.
     Used {
-        /// The worker.
-        worker: WorkerKey,
         /// The request.
         request: RequestKey,
-        /// The attempt.
-        attempt: u32,
         /// The tokens.
         usage: TokenUsage,
     },

@@ -39,6 +39,11 @@ const MOST_COST: u64 = 1 << 24;
 pub const TOKEN_BYTES: u64 = 4;
 
 impl TokenUsage {
+    /// Returns the usage of a request with a body of this size whose backend reports none, but has generated `output`.
+    pub fn estimated(bytes: u64, output: u64) -> Self {
+        Self { input: estimate(bytes), output }
+    }
+
     /// Returns the cost, in input tokens.
     pub(crate) fn cost(self) -> u64 {
         self.input.saturating_add(self.output.saturating_mul(OUTPUT_COST)).min(MOST_COST)

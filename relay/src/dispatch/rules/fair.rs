@@ -6,7 +6,7 @@
 //! delays lower ones and does not starve them, and a request that is only old does not go before its own class.
 //!
 //! This is the Virtual Token Counter of <https://arxiv.org/abs/2401.00588>. A key is charged an estimate when a request
-//! is sent, which is settled by the reported usage. A key none of whose requests waits is lifted to the least of those
+//! is sent, which is settled by its usage when it ends, reported or estimated. A key none of whose requests waits is lifted to the least of those
 //! that wait when its next request arrives, without the estimates of their running requests. While two keys of one class and weight wait for the same workers, and no other
 //! class does, what they attain differs by at most twice the cost of two requests for each slot and one more, however long
 //! they wait. If a lower class waits too, a new key may also catch up what its class was sent before the lower one was
@@ -20,7 +20,7 @@ use std::collections::BTreeSet;
 
 use crate::dispatch::Dispatch;
 use crate::dispatch::model::clock::{Span, span};
-use crate::dispatch::model::event::{NewRequest, RequestKey, WorkerKey};
+use crate::dispatch::model::event::{NewRequest, RequestKey};
 use crate::dispatch::model::fairness::{Fairness, TokenUsage};
 use crate::dispatch::model::flows::{FairChoice, FlowId, TooFar};
 use crate::dispatch::model::models::{Group, ModelId};
@@ -73,15 +73,10 @@ impl Dispatch {
     }
 
     /// Replaces the charge of a running request by its actual cost.
-    pub(in super::super) fn handle_used(
-        &mut self,
-        (worker, key, attempt): (WorkerKey, RequestKey, u32),
-        usage: TokenUsage,
-    ) {
-        if !self.is_current(worker, key, attempt) {
-            return;
-        }
-        if let Some(request) = self.requests.get_mut(&key) {
+    pub(in super::super) fn handle_used(&mut self, key: RequestKey, usage: TokenUsage) {
+        if let Some(request) = self.requests.get_mut(&key)
+            && matches!(request.state, RequestState::Running { .. })
+        {
             request.charge = self.queue.flows.settle(request.flow, request.charge, usage.cost());
         }
     }

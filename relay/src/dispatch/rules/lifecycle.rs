@@ -3,6 +3,7 @@
 use crate::dispatch::model::clock::{Moment, duration, span};
 use crate::dispatch::model::effect::{Effect, Failure, Stage};
 use crate::dispatch::model::event::{CancelReason, NewRequest, RequestKey, WorkerKey};
+use crate::dispatch::model::fairness::TokenUsage;
 use crate::dispatch::model::flows::Charge;
 use crate::dispatch::model::request::{Limits, Request, RequestState};
 use crate::dispatch::{Dispatch, ProviderPhase};
@@ -159,9 +160,13 @@ impl Dispatch {
         &mut self,
         (worker, request, attempt): (WorkerKey, RequestKey, u32),
         cached: Option<u16>,
+        usage: Option<TokenUsage>,
     ) {
         if !self.is_current(worker, request, attempt) {
             return;
+        }
+        if let Some(usage) = usage {
+            self.handle_used(request, usage);
         }
         let sent = self.requests.get(&request).map(|request| (request.believed, request.new.bytes));
         if let (Some((believed, bytes)), Some(cached), Some(worker)) = (sent, cached, self.workers.get_mut(&worker)) {

@@ -192,7 +192,7 @@ fn late_reports_on_cancelled_request_are_ignored() {
     p.cancel(1);
     p.submit(2, "m");
     let (worker, request, attempt) = (WorkerKey(1), RequestKey(1), 1);
-    assert_eq!(p.handle(Event::Completed { worker, request, attempt, cached: None }), NOTHING);
+    assert_eq!(p.handle(Event::Completed { worker, request, attempt, cached: None, usage: None }), NOTHING);
     let failure = AttemptFailure::BackendReset;
     let event = Event::AttemptFailed { worker, request, attempt, failure };
     assert_eq!(p.handle(event), NOTHING);
@@ -206,7 +206,7 @@ fn late_completion_of_earlier_attempt_is_ignored() {
     p.submit(1, "m");
     assert_eq!(p.fail(1, AttemptFailure::SeveredBySwap)[1], "send r1 to w1 #2");
     let (worker, request) = (WorkerKey(1), RequestKey(1));
-    assert_eq!(p.handle(Event::Completed { worker, request, attempt: 1, cached: None }), NOTHING);
+    assert_eq!(p.handle(Event::Completed { worker, request, attempt: 1, cached: None, usage: None }), NOTHING);
     assert_eq!(p.complete(1), ["finished r1 at w1 #2"]);
 }
 
@@ -233,7 +233,7 @@ fn events_of_unknown_workers_and_requests_are_ignored() {
     let mut p = Provider::new();
     p.submit(1, "m");
     let (worker, request, attempt) = (WorkerKey(9), RequestKey(1), 1);
-    assert_eq!(p.handle(Event::Completed { worker, request, attempt, cached: None }), NOTHING);
+    assert_eq!(p.handle(Event::Completed { worker, request, attempt, cached: None, usage: None }), NOTHING);
     assert_eq!(p.load(9, 0), NOTHING);
     assert_eq!(p.grant(9, 1, 0, 1), NOTHING);
     assert_eq!(p.models(9, &["m"]), NOTHING);

@@ -162,8 +162,7 @@ impl Scene {
                 let (_, request, attempt) = self.ends.pop_first().unwrap();
                 let usage = self.clients[self.requests[&request].0].usage;
                 let worker = WorkerKey(1);
-                self.handle(Event::Used { worker, request, attempt, usage });
-                self.handle(Event::Completed { worker, request, attempt, cached: None });
+                self.handle(Event::Completed { worker, request, attempt, cached: None, usage: Some(usage) });
             } else if arrival == Some(next) {
                 let (_, _, client, repeats) = self.arrivals.pop_first().unwrap();
                 self.submit(client, repeats);

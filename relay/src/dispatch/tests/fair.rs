@@ -52,8 +52,15 @@ fn order(p: &mut Provider, mut running: u64, count: usize) -> Vec<u64> {
 }
 
 fn use_tokens(p: &mut Provider, request: u64, input: u64, output: u64) {
-    let (worker, request, usage) = (WorkerKey(1), RequestKey(request), TokenUsage { input, output });
-    assert_eq!(p.handle(Event::Used { worker, request, attempt: 1, usage }), NOTHING);
+    let (request, usage) = (RequestKey(request), TokenUsage { input, output });
+    assert_eq!(p.handle(Event::Used { request, usage }), NOTHING);
+}
+
+/// The running request ends with this usage. Returns the next one.
+fn complete_with(p: &mut Provider, request: u64, usage: TokenUsage) -> u64 {
+    let (worker, request, usage) = (WorkerKey(1), RequestKey(request), Some(usage));
+    let lines = p.handle(Event::Completed { worker, request, attempt: 1, cached: None, usage });
+    lines[1].split([' ', 'r']).find_map(|word| word.parse().ok()).unwrap()
 }
 
 #[test]
@@ -116,8 +123,23 @@ fn usage_replaces_estimate() {
     (5..=8).for_each(|request| _ = submit(&mut p, request, "b", Normal));
     assert_eq!(order(&mut p, 0, 1), [1]);
     // Worth four requests of 25 tokens.
-    use_tokens(&mut p, 1, 40, 30);
-    assert_eq!(order(&mut p, 1, 6), [5, 6, 7, 8, 2, 3]);
+    let next = complete_with(&mut p, 1, TokenUsage { input: 40, output: 30 });
+    assert_eq!((next, order(&mut p, next, 5)), (5, vec![6, 7, 8, 2, 3]));
+}
+
+#[test]
+fn estimated_usage_is_charged_like_reported_one() {
+    let mut p = busy();
+    (1..=20).for_each(|request| _ = submit(&mut p, request, if request % 2 == 0 { "a" } else { "b" }, Normal));
+    let mut running = order(&mut p, 0, 1)[0];
+    let mut counts = [0; 2];
+    for _ in 0..10 {
+        let reports = running.is_multiple_of(2);
+        counts[usize::from(reports)] += 1;
+        let usage = if reports { TokenUsage { input: 25, output: 50 } } else { TokenUsage::estimated(100, 50) };
+        running = complete_with(&mut p, running, usage);
+    }
+    assert_eq!(counts, [5, 5]);
 }
 
 #[test]
@@ -138,12 +160,23 @@ fn usage_of_earlier_attempt_is_ignored() {
     let mut p = busy();
     submit(&mut p, 1, "z", Normal);
     submit(&mut p, 2, "b", Normal);
-    let usage = TokenUsage { input: 1 << 20, output: 0 };
-    p.handle(Event::Used { worker: WorkerKey(1), request: RequestKey(0), attempt: 2, usage });
-    p.handle(Event::Used { worker: WorkerKey(2), request: RequestKey(0), attempt: 1, usage });
+    let usage = Some(TokenUsage { input: 1 << 20, output: 0 });
+    let (request, cached) = (RequestKey(0), None);
+    p.handle(Event::Completed { worker: WorkerKey(1), request, attempt: 2, cached, usage });
+    p.handle(Event::Completed { worker: WorkerKey(2), request, attempt: 1, cached, usage });
     submit(&mut p, 3, "b", Normal);
     submit(&mut p, 4, "z", Normal);
     assert_eq!(order(&mut p, 0, 4), [2, 1, 3, 4]);
+}
+
+#[test]
+fn waiting_request_has_used_nothing() {
+    let mut p = busy();
+    submit(&mut p, 1, "a", Normal);
+    use_tokens(&mut p, 1, 1 << 20, 0);
+    submit(&mut p, 2, "a", Normal);
+    submit(&mut p, 3, "b", Normal);
+    assert_eq!(order(&mut p, 0, 3), [1, 3, 2]);
 }
 
 #[test]

@@ -169,7 +169,7 @@ impl Provider {
     /// The worker of the request completes it.
     pub(super) fn complete(&mut self, key: u64) -> Vec<String> {
         let (worker, attempt) = self.runs_at(key);
-        self.handle(Event::Completed { worker, request: RequestKey(key), attempt, cached: None })
+        self.handle(Event::Completed { worker, request: RequestKey(key), attempt, cached: None, usage: None })
     }
 
     /// The worker of the request fails it.

@@ -260,17 +260,18 @@ impl Play {
                 self.started.insert(key);
                 return None;
             }
-            Op::Complete { request, cached } => {
+            Op::Complete { request, cached, used } => {
                 let (worker, request, attempt) = self.running(request)?;
-                Event::Completed { worker, request, attempt, cached }
+                let usage = used.map(|(input, output)| TokenUsage { input, output });
+                Event::Completed { worker, request, attempt, cached, usage }
             }
             Op::Begin { request } => {
                 let (worker, request, attempt) = self.running(request)?;
                 Event::Begun { worker, request, attempt }
             }
             Op::Use { request, input, output } => {
-                let (worker, request, attempt) = self.running(request)?;
-                Event::Used { worker, request, attempt, usage: TokenUsage { input, output } }
+                let (_, request, _) = self.running(request)?;
+                Event::Used { request, usage: TokenUsage { input, output } }
             }
             Op::Homes { worker, homes, backlog } => {
                 let home = |(model, number, bytes)| (placements::conversation(model, number), bytes);
@@ -295,7 +296,7 @@ impl Play {
                 }
                 match failure {
                     Some(failure) => Event::AttemptFailed { worker, request, attempt, failure },
-                    None => Event::Completed { worker, request, attempt, cached: None },
+                    None => Event::Completed { worker, request, attempt, cached: None, usage: None },
                 }
             }
             Op::Succeed { older, newer } => {

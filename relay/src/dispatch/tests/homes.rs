@@ -44,7 +44,7 @@ fn begin(p: &mut Provider, key: u64) {
 /// The request ends, with this part of its prompt found in the cache.
 fn complete(p: &mut Provider, key: u64, cached: u16) {
     let worker = WorkerKey(runs_at(p, key));
-    p.handle(Event::Completed { worker, request: RequestKey(key), attempt: 1, cached: Some(cached) });
+    p.handle(Event::Completed { worker, request: RequestKey(key), attempt: 1, cached: Some(cached), usage: None });
 }
 
 fn backlog(p: &Provider, worker: u64) -> u64 {
@@ -245,7 +245,13 @@ fn cached_tokens_after_change_of_placement_prove_nothing() {
     p.change(|settings| settings.placement = Placement::LeastLoad);
     p.silent(2);
     assert_eq!(runs_at(&p, 2), 2);
-    p.handle(Event::Completed { worker: WorkerKey(2), request: RequestKey(2), attempt: 2, cached: Some(0) });
+    p.handle(Event::Completed {
+        worker: WorkerKey(2),
+        request: RequestKey(2),
+        attempt: 2,
+        cached: Some(0),
+        usage: None,
+    });
     assert_eq!(p.dispatch.worker(WorkerKey(2)).map(|worker| worker.trust), Some(1000));
 }
 

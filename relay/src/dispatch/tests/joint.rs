@@ -269,7 +269,7 @@ impl World {
                     let [slots, others, capacity, links] = numbers[..] else { panic!("{text}") };
                     Event::Granted { worker, grant: Grant { slots, others, capacity, links } }
                 }
-                "done" => Event::Completed { worker, request: key(), attempt: numbers[1], cached: None },
+                "done" => Event::Completed { worker, request: key(), attempt: numbers[1], cached: None, usage: None },
                 "full" => {
                     let failure = AttemptFailure::AtCapacity;
                     Event::AttemptFailed { worker, request: key(), attempt: numbers[1], failure }

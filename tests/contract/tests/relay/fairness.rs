@@ -199,3 +199,105 @@ async fn reload_changes_mode_for_later_requests() {
     play.wait(&relay, tagged("m", "light").bearer(&light)).await;
     assert_eq!(play.order(3).await, ["light", "1", "2"]);
 }
+
+/// A worker with one slot, for which streams of two keys wait.
+struct Streams {
+    relay: Relay,
+    worker: FakeWorker,
+    clients: Vec<Pending>,
+}
+
+impl Streams {
+    /// `count` streams of each of two keys wait behind a request of a third one.
+    async fn start(count: usize) -> (Self, Job) {
+        let relay = strict().start().await;
+        let keys = [new_key(&relay, "other").await, new_key(&relay, "a").await, new_key(&relay, "b").await];
+        let mut worker = relay.core1_worker(&["m"], 1).await;
+        let stream = |tag: &str, key: &str| {
+            let body = json!({"model": "m", "stream": true, "messages": [], "user": tag});
+            Request::post("/v1/chat/completions", &body).bearer(key)
+        };
+        let mut clients = vec![relay.begin(stream("other", &keys[0]))];
+        let first = worker.expect_request().await;
+        for number in 0..count {
+            for (tag, key) in [("a", &keys[1]), ("b", &keys[2])] {
+                clients.push(relay.begin(stream(tag, key)));
+                relay.wait_for_queue_depth("local", clients.len() as u64 - 1).await;
+            }
+            assert_eq!(clients.len(), 3 + 2 * number);
+        }
+        worker.start_stream(&first, "data: {}\n\n").await;
+        (Self { relay, worker, clients }, first)
+    }
+
+    /// Begins the response to a request with this number of tokens, of one event each.
+    async fn generate(&mut self, job: &Job, tokens: u64) {
+        self.worker.start_stream(job, &"data: {}\n\n".repeat(tokens as usize)).await;
+    }
+
+    /// Ends a response, with or without a report of its usage. Returns the next request.
+    async fn next(&mut self, job: &Job, used: Option<u64>) -> Job {
+        let mut complete = json!({"type": "response_complete", "request_id": job.id});
+        if let Some(output) = used {
+            let input = job.body.len() as u64 / 4;
+            complete["token_counts"] =
+                json!({"prompt_tokens": input, "completion_tokens": output, "total_tokens": input + output});
+        }
+        self.worker.send(&complete).await;
+        self.worker.expect_request().await
+    }
+
+    /// Returns the keys of the next requests, each of which generates this number of tokens and reports them.
+    async fn order(&mut self, mut job: Job, count: usize, tokens: u64) -> String {
+        let mut order = String::new();
+        for _ in 0..count {
+            order.push_str(&tag_of(&job));
+            self.generate(&job, tokens).await;
+            job = self.next(&job, Some(tokens)).await;
+        }
+        order
+    }
+}
+
+#[tokio::test]
+async fn stream_without_usage_is_charged_its_output() {
+    let (mut play, first) = Streams::start(10).await;
+    let mut job = play.next(&first, None).await;
+    let mut order = String::new();
+    for _ in 0..12 {
+        let tag = tag_of(&job);
+        play.generate(&job, 50).await;
+        job = play.next(&job, (tag == "a").then_some(50)).await;
+        order.push_str(&tag);
+    }
+    assert_eq!(order, "ab".repeat(6));
+}
+
+#[tokio::test]
+async fn cancelled_stream_is_charged_its_output() {
+    let (mut play, first) = Streams::start(8).await;
+    let job = play.next(&first, None).await;
+    assert_eq!(tag_of(&job), "a");
+    play.generate(&job, 200).await;
+    let mut client = play.clients.remove(1).response().await;
+    client.read_until("data").await;
+    drop(client);
+    play.worker.expect_cancel(&job.id).await;
+    let job = play.worker.expect_request().await;
+    assert_eq!(play.order(job, 5, 50).await, "bbbba");
+}
+
+#[tokio::test]
+async fn stream_of_lost_worker_is_charged_its_output() {
+    let (mut play, first) = Streams::start(8).await;
+    let job = play.next(&first, None).await;
+    play.generate(&job, 200).await;
+    let mut client = play.clients.remove(1).response().await;
+    client.read_until("data").await;
+    let next = play.relay.core1_worker(&["m"], 0).await;
+    std::mem::replace(&mut play.worker, next).vanish();
+    play.relay.wait_for_workers(1).await;
+    play.worker.grant(1).await;
+    let job = play.worker.expect_request().await;
+    assert_eq!(play.order(job, 5, 50).await, "bbbba");
+}

@@ -35,7 +35,7 @@ impl Bound {
             self.keys.insert(new.key, key);
             self.bytes.insert(new.key, i64::try_from(new.bytes).unwrap());
         }
-        if let Event::Used { request, usage, .. } = event {
+        if let Event::Used { request, usage } | Event::Completed { request, usage: Some(usage), .. } = event {
             self.charge(*request, i64::try_from(usage.input + 2 * usage.output).unwrap());
         }
     }

@@ -89,6 +89,8 @@ pub(super) enum Op {
         request: usize,
         /// The share of the prompt that was cached, in permille.
         cached: Option<u16>,
+        /// The input and output tokens that it has used.
+        used: Option<(u64, u64)>,
     },
     /// A running request has used tokens.
     Use {
@@ -247,7 +249,8 @@ fn of_a_request(kind: Kind) -> impl Strategy<Value = Op> {
             conversation,
             owner,
         });
-    let complete = (any_index(), kind.draw(cached())).prop_map(|(request, cached)| Op::Complete { request, cached });
+    let complete = (any_index(), kind.draw(cached()), kind.draw_shared((0..20_u64, 0..20_u64)))
+        .prop_map(|(request, cached, used)| Op::Complete { request, cached, used });
     let reasons = [CancelReason::ClientDisconnect, CancelReason::SlowClient, CancelReason::Admin];
     let cancel = (any_index(), prop::sample::select(reasons.to_vec()))
         .prop_map(|(request, reason)| Op::Cancel { request, reason });

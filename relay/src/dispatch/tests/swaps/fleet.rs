@@ -207,7 +207,9 @@ impl Fleet {
                     Event::GatesSet { worker, sums, gates }
                 }
                 Up::Slots(slots) => Event::SlotsReported { worker, slots },
-                Up::Done { request, attempt } => Event::Completed { worker, request, attempt, cached: None },
+                Up::Done { request, attempt } => {
+                    Event::Completed { worker, request, attempt, cached: None, usage: None }
+                }
                 Up::Refused { request, attempt } => {
                     Event::AttemptFailed { worker, request, attempt, failure: AttemptFailure::AtCapacity }
                 }

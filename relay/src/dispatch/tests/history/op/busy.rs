@@ -53,8 +53,11 @@ fn op(kind: Kind) -> impl Strategy<Value = Op> {
         conversation,
         owner,
     });
-    let complete =
-        (any_index(), prop::option::of(cached())).prop_map(|(request, cached)| Op::Complete { request, cached });
+    let complete = (any_index(), prop::option::of(cached())).prop_map(|(request, cached)| Op::Complete {
+        request,
+        cached,
+        used: None,
+    });
     let reason = CancelReason::ClientDisconnect;
     prop_oneof![
         24 => submit,

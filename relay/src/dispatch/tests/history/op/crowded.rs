@@ -59,13 +59,18 @@ fn op(class: Class, greedy: u8) -> impl Strategy<Value = Op> {
         conversation: None,
         owner: Some(OwnerOp { key, weight: 100, class }),
     });
-    let use_tokens =
-        (any_index(), 0..60_u64, 0..20_u64).prop_map(|(request, input, output)| Op::Use { request, input, output });
+    let tokens = || (0..60_u64, 0..20_u64);
+    let use_tokens = (any_index(), tokens()).prop_map(|(request, (input, output))| Op::Use { request, input, output });
+    let complete = (any_index(), prop::option::of(tokens())).prop_map(|(request, used)| Op::Complete {
+        request,
+        cached: None,
+        used,
+    });
     let reason = CancelReason::ClientDisconnect;
     prop_oneof![
         20 => submit,
         12 => use_tokens,
-        15 => any_index().prop_map(|request| Op::Complete { request, cached: None }),
+        15 => complete,
         2 => any_index().prop_map(|request| Op::Fail { request, failure: AttemptFailure::SeveredBySwap }),
         1 => any_index().prop_map(move |request| Op::Cancel { request, reason }),
         2 => Just(Op::Pass { millis: 1_000 }),

@@ -32,14 +32,15 @@ impl Reference {
                     self.request(request).cost = 0;
                 }
             }
-            Event::Used { worker, request, attempt, usage } => {
-                if self.is_current(worker, request, attempt) {
+            Event::Used { request, usage } => {
+                if self.requests.get(&request).is_some_and(|request| request.worker.is_some()) {
                     self.use_tokens(request, usage);
                 }
             }
             Event::HomesReported { worker, homes, backlog } => self.report_homes(worker, &homes, backlog),
-            Event::Completed { worker, request, attempt, cached } => {
+            Event::Completed { worker, request, attempt, cached, usage } => {
                 if self.is_current(worker, request, attempt) {
+                    usage.iter().for_each(|usage| self.use_tokens(request, *usage));
                     self.note_cached(worker, request, cached);
                     self.requests.remove(&request);
                     self.out.push(Effect::Finished { request, worker, attempt });

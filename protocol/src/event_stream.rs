@@ -1,5 +1,9 @@
 //! The position in an event stream, by its last bytes: an inserted frame must not become part of another event.
 
+mod usage_filter;
+
+pub use usage_filter::{MAX_HELD_BYTES, UsageFilter};
+
 use std::sync::LazyLock;
 
 use memchr::memchr_iter;

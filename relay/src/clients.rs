@@ -10,8 +10,10 @@ pub mod inference;
 pub mod intake;
 pub mod models;
 pub mod parse;
+pub mod rewrite;
 pub mod spelling;
 pub mod ticket;
+pub mod usage_request;
 
 use std::sync::Arc;
 

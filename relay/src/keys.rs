@@ -380,6 +380,12 @@ impl Key {
         self.record.class
     }
 
+    /// True if it has a limit of tokens.
+    pub fn limits_tokens(&self) -> bool {
+        let limits = self.limits();
+        limits.tokens_per_minute.is_some() || limits.tokens_per_day.is_some()
+    }
+
     /// True if it may use this provider.
     pub fn allows_provider(&self, provider: &str) -> bool {
         self.limits().providers.as_ref().is_none_or(|allowed| allowed.iter().any(|name| name == provider))

@@ -139,7 +139,7 @@ impl Provider {
         let request = NewRequest {
             key: record.key,
             model: Arc::clone(&record.model),
-            bytes: record.body.len() as u64,
+            bytes: record.body_bytes,
             pin,
             needs_core1: record.needs_core1.is_some(),
             allowed,

@@ -178,7 +178,7 @@ fn request(live: &LiveRequest, position: Option<usize>) -> Value {
         "placement": progress.placement(),
         "received_at": time(record.arrived),
         "age_ms": millis(record.received_at.elapsed()),
-        "request_bytes": record.body.len(),
+        "request_bytes": record.body_bytes,
     })
 }
 

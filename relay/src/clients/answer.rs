@@ -18,7 +18,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use http_body::{Frame, SizeHint};
 use modelrelay_protocol::dialect::Dialect;
 use modelrelay_protocol::error::{ApiError, ErrorKind};
-use modelrelay_protocol::event_stream::{SequenceNumber, Tail};
+use modelrelay_protocol::event_stream::{SequenceNumber, Tail, UsageFilter};
 use modelrelay_protocol::rate_limit::RateLimit;
 use tokio::time::Sleep;
 
@@ -48,6 +48,8 @@ pub struct Answer {
     length: Option<u64>,
     /// True if the status allows no body: any body of the backend is dropped.
     is_bodiless: bool,
+    /// Removes the usage that only the relay requested.
+    usage_filter: Option<UsageFilter>,
     /// The last bytes that were sent, which show whether an event is complete.
     tail: Tail,
     /// For the Responses dialect.
@@ -93,7 +95,9 @@ pub fn respond(client: &Client, mut ticket: Ticket, head: Result<Head, ApiError>
     let keepalive = ticket.keepalive().filter(|_| is_event_stream);
     let (worker, limit) = (ticket.shown_worker(), ticket.token_limit());
     let is_bodiless = head.status == StatusCode::RESET_CONTENT;
-    let length = head.content_length.filter(|length| !is_bodiless || *length == 0);
+    // Without the usage that only the relay requested, a stream is shorter than announced.
+    let is_shortened = is_event_stream && ticket.record().hides_usage;
+    let length = head.content_length.filter(|length| *length == 0 || !is_bodiless && !is_shortened);
     let mut answer = Answer::new(client, ticket, AnswerStage::Streaming, is_event_stream, length, keepalive);
     answer.is_bodiless = is_bodiless;
     let mut response = Response::new(Body::new(answer));
@@ -137,6 +141,7 @@ impl Answer {
         length: Option<u64>,
         keepalive: Option<Duration>,
     ) -> Self {
+        let usage_filter = (is_event_stream && ticket.record().hides_usage).then(UsageFilter::default);
         Self {
             exchange: Arc::clone(&ticket.record().exchange),
             raises_frame: ticket.record().endpoint.raises_error_frame(),
@@ -148,6 +153,7 @@ impl Answer {
             is_event_stream,
             length,
             is_bodiless: false,
+            usage_filter,
             tail: Tail::default(),
             sequence_number: SequenceNumber::default(),
             sent_any: false,
@@ -156,19 +162,35 @@ impl Answer {
     }
 
     fn poll_stream(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
-        let mut polled = self.exchange.poll_chunk(cx);
-        while self.is_bodiless && matches!(polled, Poll::Ready(Some(Ok(_)))) {
-            polled = self.exchange.poll_chunk(cx);
+        let end = loop {
+            match self.exchange.poll_chunk(cx) {
+                Poll::Ready(Some(Ok(_))) if self.is_bodiless => {}
+                Poll::Ready(Some(Ok(chunk))) => {
+                    let chunk = match &mut self.usage_filter {
+                        Some(filter) => filter.push(chunk),
+                        None => chunk,
+                    };
+                    if !chunk.is_empty() {
+                        return Poll::Ready(Some(Ok(self.pass(chunk))));
+                    }
+                }
+                Poll::Ready(Some(Err(error))) => break Err(error),
+                Poll::Ready(None) => break Ok(()),
+                Poll::Pending => return self.poll_keepalive(cx),
+            }
+        };
+        let held = self.usage_filter.as_mut().map(UsageFilter::finish).filter(|held| !held.is_empty());
+        if let Some(held) = held {
+            // The end comes again at the next poll.
+            return Poll::Ready(Some(Ok(self.pass(held))));
         }
-        match polled {
-            Poll::Ready(Some(Ok(chunk))) => Poll::Ready(Some(Ok(self.pass(chunk)))),
-            Poll::Ready(Some(Err(error))) => self.break_off(&error, cx),
-            Poll::Ready(None) => {
+        match end {
+            Err(error) => self.break_off(&error, cx),
+            Ok(()) => {
                 self.stage = AnswerStage::Done;
                 self.ticket.mark_delivered();
                 Poll::Ready(None)
             }
-            Poll::Pending => self.poll_keepalive(cx),
         }
     }
 

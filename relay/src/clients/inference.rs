@@ -20,11 +20,11 @@ use modelrelay_protocol::secret::Secret;
 use super::answer::{Answer, respond};
 use super::auth::{self, Caller};
 use super::ticket::Ticket;
-use super::{browser, intake, models, parse, spelling, text_header};
+use super::{browser, intake, models, parse, rewrite, spelling, text_header};
 use crate::dispatch::{Allowed, WorkerKey};
 use crate::http::body::discard;
 use crate::http::respond::Client;
-use crate::net::budget::{Holder, Purpose};
+use crate::net::budget::Holder;
 use crate::provider::Provider;
 use crate::provider::affinity::Origin;
 use crate::provider::conversation::{self, Prompt, PromptSpans, ShownIn};
@@ -37,7 +37,7 @@ use crate::system::blocking;
 use crate::telemetry::metrics::{ClientKind, Outcome};
 
 /// The size of a body from which it is parsed outside of the async threads; parsing this much takes half a millisecond.
-const LONG_READ_BYTES: usize = 512 << 10;
+pub(super) const LONG_READ_BYTES: usize = 512 << 10;
 
 /// The time after a relay's start in which its workers reconnect: a worker pauses at most ten seconds between two attempts.
 const STARTING: Duration = Duration::from_secs(15);
@@ -116,6 +116,9 @@ async fn prepare(
         Some(id) => route_by_response_id(relay, caller, parts, id).await?,
         None => route_by_model(relay, caller, (parts, trace), (endpoint, &mut body)).await?,
     };
+    let body_bytes = body.len() as u64;
+    let is_limited = is_streaming && lease.as_ref().is_some_and(|lease| lease.key().limits_tokens());
+    let hides_usage = is_limited && rewrite::request_usage(relay, (caller, parts), &mut body).await;
     let method = if parts.method == Method::GET { "GET" } else { "POST" };
     let config = relay.shared.config.load();
     let record = Arc::new(RequestRecord {
@@ -132,6 +135,8 @@ async fn prepare(
         is_stored: response_id.is_some(),
         needs_core1: needs_core1(method, &body),
         body,
+        body_bytes,
+        hides_usage,
         conversation: conversation.key,
         pseudonym: conversation.pseudonym,
         received_at,
@@ -193,7 +198,7 @@ async fn route_by_model(
         }
     };
     if routed.needs_rewrite(&route.model) {
-        *body = rename(relay, caller.holder(relay, parts), body, &routed, &route.model)?;
+        *body = rewrite::rename(relay, caller.holder(relay, parts), body, &routed, &route.model)?;
     }
     Ok(Routing { route, allowed, pin, conversation, is_streaming: routed.stream })
 }
@@ -303,14 +308,6 @@ async fn conversation_of(
     }
     let pseudonym = is_journaled.then(|| key.pseudonym(ShownIn::Journal, conversation).into());
     Some(FoundConversation { key: has_choice.then_some(conversation), pseudonym })
-}
-
-/// Replaces an alias. The copy is charged to the budget like the original, which is dropped.
-fn rename(relay: &Relay, holder: Holder, body: &Bytes, routed: &parse::Routed, model: &str) -> Result<Bytes, ApiError> {
-    let bytes = body.len() as u64;
-    let mut reservation = relay.shared.budget.open_for(holder);
-    reservation.grow_for_copy(bytes, Purpose::of_body(bytes))?;
-    Ok(reservation.hold(parse::with_model(body, routed, model)))
 }
 
 async fn answer(client: &Client, ticket: Ticket) -> Response {

@@ -1,6 +1,7 @@
 //! The parts of a request that the relay reads: the model, whether a stream is requested, and which response it continues.
 //!
-//! Nothing else is validated, and no tree is built: the body is scanned once, and forwarded byte for byte.
+//! Nothing else is validated, and no tree is built: the body is scanned once, and forwarded byte for byte, except for the
+//! changes in [`rewrite`](super::rewrite).
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -11,6 +12,7 @@ use modelrelay_protocol::multipart;
 use serde::de::{Deserialize, DeserializeSeed, Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
+use super::usage_request::span_of;
 use crate::provider::conversation::{PromptField, PromptSpans};
 
 /// The routing data of a request.
@@ -96,12 +98,6 @@ fn scan(body: &[u8], with_prompt: bool) -> serde_json::Result<Fields<'_>> {
     let fields = FieldsOf { body, with_prompt }.deserialize(&mut deserializer)?;
     deserializer.end()?;
     Ok(fields)
-}
-
-/// The position of a raw value, which borrows from the body: its address is its position.
-fn span_of(raw: &RawValue, body: &[u8]) -> Range<usize> {
-    let start = raw.get().as_ptr() as usize - body.as_ptr() as usize;
-    start..start + raw.get().len()
 }
 
 fn json_model(body: &[u8], raw: Option<&RawValue>, default: Option<&str>) -> Result<(String, ModelSpan), ApiError> {

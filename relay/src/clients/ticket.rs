@@ -181,7 +181,7 @@ impl Ticket {
             model: &printable(record.logged_model(), MAX_MODEL_CHARS),
             endpoint: record.endpoint.as_str(),
             stream: record.is_streaming,
-            body_bytes: record.body.len() as u64,
+            body_bytes: record.body_bytes,
             conversation: record.pseudonym.as_deref(),
             worker: progress.worker.as_deref(),
             decision: decision.map(Decision::as_str),
@@ -203,7 +203,7 @@ impl Ticket {
             status: self.status,
             endpoint: record.endpoint,
             is_stored: record.is_stored,
-            request_bytes: record.body.len() as u64,
+            request_bytes: record.body_bytes,
             received,
             progress,
         };

@@ -302,7 +302,7 @@ fn request_part(live: &LiveRequest, ids: &HashMap<WorkerKey, Arc<str>>) -> Value
         "attempts": progress.attempts,
         "placement": progress.placement(),
         "received_at": unix_millis(record.arrived),
-        "request_bytes": record.body.len(),
+        "request_bytes": record.body_bytes,
     })
 }
 

@@ -40,7 +40,8 @@ impl Provider {
         self.handle(&mut state, Event::AttemptFailed { worker, request, attempt, failure });
     }
 
-    /// Settles the charge of a request that is about to end before its worker has completed it.
+    /// Settles the charge of a request that is about to end before its worker has completed it. A request that the core
+    /// ends, at its time limit, keeps the charge of its beginning.
     pub(super) fn settle(&self, state: &mut ProviderCore, record: &RequestRecord) {
         if let Some(usage) = record.usage() {
             self.handle(state, Event::Used { request: record.key, usage });

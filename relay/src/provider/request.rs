@@ -52,6 +52,10 @@ pub struct RequestRecord {
     pub is_stored: bool,
     /// The body.
     pub body: Bytes,
+    /// The size of the body without what the relay added to request the usage.
+    pub body_bytes: u64,
+    /// True if the relay requested the usage of the stream, which the client does not expect.
+    pub hides_usage: bool,
     /// The key of its conversation, if it has one that matters; never logged.
     pub conversation: Option<u64>,
     /// The pseudonym of its conversation in the request journal, if that is written.
@@ -213,6 +217,8 @@ impl RequestRecord {
             is_streaming: false,
             is_stored: false,
             body: Bytes::from_static(body),
+            body_bytes: body.len() as u64,
+            hides_usage: false,
             conversation: None,
             pseudonym: None,
             received_at: Instant::now(),

@@ -321,6 +321,10 @@ pub struct Args {
     #[arg(long, env = "WORKER_HEADER", value_name = "BOOL", default_value = "false", num_args = 0..=1, default_missing_value = "true", value_parser = values::boolean)]
     pub worker_header: bool,
 
+    /// Request the usage of streams whose API key has limits of tokens, and keep it from clients that did not request it.
+    #[arg(long, env = "REQUEST_USAGE", value_name = "BOOL", default_value = "true", num_args = 0..=1, default_missing_value = "true", value_parser = values::boolean)]
+    pub request_usage: bool,
+
     /// Collector to which OpenTelemetry traces, and with OTEL_METRICS_EXPORTER=otlp metrics, are exported (OTLP over HTTP), such
     /// as http://collector:4318. [default: none]
     #[arg(long, env = "OTEL_EXPORTER_OTLP_ENDPOINT", value_name = "URL", hide_env_values = true)]

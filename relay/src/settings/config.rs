@@ -124,6 +124,8 @@ pub struct Config {
     pub stream_keepalive: Option<Duration>,
     /// True if responses name their worker.
     pub worker_header: bool,
+    /// True if the relay requests the usage of streams whose keys have limits of tokens.
+    pub request_usage: bool,
     /// The target to which traces are exported, if any.
     pub traces: Option<Target>,
     /// True if traces show pseudonyms of conversations.
@@ -374,6 +376,7 @@ fn relay_wide(args: &Args) -> Result<Config, ConfigError> {
         shutdown_grace: args.shutdown_grace_secs,
         stream_keepalive: (!args.stream_keepalive_secs.is_zero()).then_some(args.stream_keepalive_secs),
         worker_header: args.worker_header,
+        request_usage: args.request_usage,
         traces: traces(args)?,
         trace_conversations: args.trace_conversations,
         metric_export: metric_export(args)?,

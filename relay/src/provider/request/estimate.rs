@@ -39,7 +39,7 @@ impl RequestRecord {
         let is_error = received.status.is_some_and(|status| status.as_u16() >= 400);
         let output = output_estimate(self.endpoint, &received);
         let is_generated = output > 0 && !is_error && !self.is_stored;
-        is_generated.then(|| TokenUsage::estimated(self.body.len() as u64, output))
+        is_generated.then(|| TokenUsage::estimated(self.body_bytes, output))
     }
 }
 

@@ -10,6 +10,7 @@ mod keep_alive;
 mod model_details;
 mod outliers;
 mod relays;
+mod requested_usage;
 mod rotation;
 mod secrecy;
 mod support;

@@ -187,7 +187,8 @@ async fn stream_without_counts_is_charged_by_estimate() {
     key.worker.stream_on(&job, "data: [DONE]\n\n").await;
     key.worker.send(&json!({"type": "response_complete", "request_id": job.id})).await;
     let reply = pending.reply().await.with_status(200);
-    let used = estimate(job.body.len());
+    // The relay has requested the usage.
+    let used = estimate(job.body.len() - "\"stream_options\":{\"include_usage\":true},".len());
     assert_eq!(reported(&reply), Some((1000, 1000 - used)));
     key.settled().await;
     let (reply, estimate) = key.accepted(1, 0).await;

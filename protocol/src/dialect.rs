@@ -6,6 +6,7 @@
 use serde_json::{Value, json};
 
 use crate::error::ApiError;
+use crate::queue_position::QueuePosition;
 
 /// The API that the client uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -54,6 +55,16 @@ impl Dialect {
         match self {
             Self::OpenAi | Self::Responses => ": keepalive\n\n",
             Self::Anthropic => "event: ping\ndata: {\"type\": \"ping\"}\n\n",
+        }
+    }
+
+    /// Returns such a frame for a request that waits, with its position in a comment.
+    pub fn waiting_frame(self, QueuePosition { position, waiting }: QueuePosition) -> String {
+        let comment = format!(": waiting, position {position} of {waiting}\n");
+        match self {
+            Self::OpenAi | Self::Responses => comment + "\n",
+            // A comment within the event: some clients would read a block of its own as an event without a name.
+            Self::Anthropic => comment + self.keepalive_frame(),
         }
     }
 }
@@ -127,5 +138,14 @@ mod tests {
         let (event, data) = Dialect::Anthropic.keepalive_frame().split_once("\ndata: ").unwrap();
         assert_eq!((event, parsed(data.as_bytes())), ("event: ping", json!({"type": "ping"})));
         assert!(data.ends_with("\n\n"));
+    }
+    #[test]
+    fn waiting_frame_is_keepalive_with_position() {
+        let position = QueuePosition { position: 3, waiting: 12 };
+        for dialect in [Dialect::OpenAi, Dialect::Responses] {
+            assert_eq!(dialect.waiting_frame(position), ": waiting, position 3 of 12\n\n");
+        }
+        let frame = Dialect::Anthropic.waiting_frame(position);
+        assert_eq!(frame, format!(": waiting, position 3 of 12\n{}", Dialect::Anthropic.keepalive_frame()));
     }
 }

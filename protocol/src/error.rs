@@ -6,6 +6,7 @@ use std::borrow::Cow;
 use std::time::Duration;
 
 use crate::message::WorkerError;
+use crate::queue_position::QueuePosition;
 use crate::rate_limit::RateLimit;
 
 /// The kind of an error: one row of the table.
@@ -100,7 +101,7 @@ struct Row {
     code: &'static str,
     anthropic_type: &'static str,
     should_retry: Option<bool>,
-    retry_after: Option<u64>,
+    retry_after: Option<u8>,
 }
 
 impl ErrorKind {
@@ -168,7 +169,7 @@ impl ErrorKind {
 }
 
 impl Row {
-    fn after(mut self, seconds: u64) -> Self {
+    fn after(mut self, seconds: u8) -> Self {
         self.retry_after = Some(seconds);
         self
     }
@@ -185,9 +186,10 @@ pub struct ApiError {
     kind: ErrorKind,
     message: Cow<'static, str>,
     param: Option<&'static str>,
-    retry_after: Option<u64>,
+    retry_after: Option<u8>,
     should_retry: Option<bool>,
     rate_limit: Option<RateLimit>,
+    queue_position: Option<QueuePosition>,
 }
 
 impl ApiError {
@@ -195,12 +197,12 @@ impl ApiError {
     pub fn new(kind: ErrorKind, message: impl Into<Cow<'static, str>>) -> Self {
         let param = matches!(kind, ErrorKind::ModelNotFound | ErrorKind::MissingModel).then_some("model");
         let Row { retry_after, should_retry, .. } = kind.row();
-        Self { kind, message: message.into(), param, retry_after, should_retry, rate_limit: None }
+        Self { kind, message: message.into(), param, retry_after, should_retry, rate_limit: None, queue_position: None }
     }
 
     /// Sets another `Retry-After`, rounded up to whole seconds and kept within 1–60.
     pub fn with_retry_after(mut self, after: Duration) -> Self {
-        self.retry_after = Some(after.as_millis().div_ceil(1000).clamp(1, 60) as u64);
+        self.retry_after = Some(after.as_millis().div_ceil(1000).clamp(1, 60) as u8);
         self
     }
 
@@ -221,6 +223,12 @@ impl ApiError {
     /// States the limit that is reached.
     pub fn with_rate_limit(mut self, limit: RateLimit) -> Self {
         self.rate_limit = Some(limit);
+        self
+    }
+
+    /// States the request's position in the queue.
+    pub fn with_queue_position(mut self, position: Option<QueuePosition>) -> Self {
+        self.queue_position = position;
         self
     }
 
@@ -288,7 +296,7 @@ impl ApiError {
 
     /// `Retry-After`, in seconds, 1–60.
     pub fn retry_after(&self) -> Option<u64> {
-        self.retry_after
+        self.retry_after.map(u64::from)
     }
 
     /// `x-should-retry`, where the status alone would mislead a client.
@@ -308,6 +316,7 @@ impl ApiError {
             headers.push(("x-should-retry", should.to_string()));
         }
         headers.extend(self.rate_limit.iter().flat_map(RateLimit::headers));
+        headers.extend(self.queue_position.iter().flat_map(QueuePosition::headers));
         if self.kind == ErrorKind::InvalidApiKey {
             headers.push(("www-authenticate", "Bearer".to_owned()));
         }
@@ -344,6 +353,19 @@ mod tests {
             header(ErrorKind::QueueTimeout),
             [("retry-after", "1".to_owned()), ("x-should-retry", "true".to_owned())]
         );
+    }
+
+    #[test]
+    fn error_of_queue_states_position() {
+        let position = QueuePosition { position: 13, waiting: 12 };
+        let error = ApiError::new(ErrorKind::QueueFull, "x").with_queue_position(Some(position));
+        let header = |name, value: &str| (name, value.to_owned());
+        let expected = [
+            header("retry-after", "1"),
+            header("x-modelrelay-queue-position", "13"),
+            header("x-modelrelay-queue-length", "12"),
+        ];
+        assert_eq!(error.headers(), expected);
     }
 
     #[test]

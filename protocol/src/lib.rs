@@ -22,6 +22,7 @@ pub mod nearness;
 pub mod outbox;
 pub mod paths;
 pub mod proxies;
+pub mod queue_position;
 pub mod rate_limit;
 pub mod rename;
 pub mod secret;

@@ -224,7 +224,11 @@ impl Answer {
             let _ = keepalive.sleep.as_mut().poll(cx);
             return Poll::Pending;
         }
-        let frame = Bytes::from_static(self.dialect.keepalive_frame().as_bytes());
+        let position = matches!(self.stage, AnswerStage::AwaitingHead).then(|| self.ticket.queue_position()).flatten();
+        let frame = match position {
+            Some(position) => self.dialect.waiting_frame(position).into(),
+            None => Bytes::from_static(self.dialect.keepalive_frame().as_bytes()),
+        };
         Poll::Ready(Some(Ok(Frame::data(frame))))
     }
 

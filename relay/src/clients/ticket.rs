@@ -9,6 +9,7 @@ use std::time::{Duration, Instant, SystemTime};
 use modelrelay_protocol::error::ApiError;
 use modelrelay_protocol::limits::MAX_MODEL_CHARS;
 use modelrelay_protocol::names::printable;
+use modelrelay_protocol::queue_position::QueuePosition;
 use modelrelay_protocol::rate_limit::RateLimit;
 
 use crate::dispatch::{CancelReason, Decision};
@@ -78,6 +79,12 @@ impl Ticket {
     /// How long a stream may be silent before a comment is sent, if this is configured.
     pub fn keepalive(&self) -> Option<Duration> {
         self.provider.shared.config.load().stream_keepalive.filter(|_| self.record.is_streaming)
+    }
+
+    /// The position in the queue, while the request waits there.
+    pub fn queue_position(&self) -> Option<QueuePosition> {
+        let is_waiting = self.record.progress().waiting_since.is_some();
+        is_waiting.then(|| self.provider.queue_position(self.record.key)).flatten()
     }
 
     /// The name of the worker whose response this is, if clients receive it.

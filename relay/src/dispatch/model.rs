@@ -13,6 +13,7 @@ pub(super) mod flows;
 pub(super) mod homes;
 pub(super) mod keys;
 pub(super) mod models;
+pub(super) mod order;
 pub(super) mod owner;
 pub(super) mod queue;
 pub(super) mod registry;

@@ -11,6 +11,7 @@ pub(super) mod lifecycle;
 pub(super) mod membership;
 pub(super) mod outliers;
 pub(super) mod placing;
+pub(super) mod positions;
 pub(super) mod requeue;
 pub(super) mod settle;
 pub(super) mod silence;

@@ -1,14 +1,13 @@
 //! Read-only queries of the core.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::Dispatch;
 use super::model::clock::duration;
 use super::model::event::{Gate, Grant, Model, Now, RequestKey, WorkerKey};
-use super::model::fairness::estimate;
 use super::model::models::Group;
-use super::model::owner::{Class, Service};
+use super::model::owner::Class;
 use super::model::registry::Worker;
 use super::model::request::RequestState;
 
@@ -133,34 +132,6 @@ impl Dispatch {
             RequestState::Queued { .. } => RequestPlace::Queued,
             RequestState::Running { worker, .. } => RequestPlace::Running { worker, attempt: request.attempts },
         })
-    }
-
-    /// Returns the place of each waiting request among those for its model, from 1: the order in which they would be sent if
-    /// no other request came, each cost its estimate, and none was promoted. Sorts the queue once.
-    pub fn positions(&self) -> BTreeMap<RequestKey, usize> {
-        let starts = self.models.iter().map(|group| self.starts(group));
-        starts.flat_map(|starts| starts.into_iter().zip(1..)).map(|((.., key), place)| (key, place)).collect()
-    }
-
-    /// Returns the waiting requests of a model in their order, each with its class and the service that its key will have
-    /// attained when it is sent.
-    fn starts(&self, group: &Group) -> Vec<(Class, Service, RequestKey)> {
-        let lanes = group.queue.lanes();
-        let waiting = lanes.flat_map(|(_, id, lane)| lane.keys().map(move |key| (id.key.flow, id.key.class, key)));
-        let mut waiting: Vec<_> = waiting.collect();
-        waiting.sort_unstable();
-        let (mut current, mut service) = (None, 0);
-        let start = |(flow, class, key)| {
-            if current.replace(flow) != Some(flow) {
-                service = self.queue.flows.service(flow);
-            }
-            let cost = self.requests.get(&key).map_or(0, |request| estimate(request.new.bytes));
-            let next = service.saturating_add(self.queue.flows.weight(flow).service(cost));
-            (class, std::mem::replace(&mut service, next), key)
-        };
-        let mut starts: Vec<_> = waiting.into_iter().map(start).collect();
-        starts.sort_unstable();
-        starts
     }
 
     /// The waiting requests, oldest first.

@@ -15,6 +15,7 @@ mod homes;
 mod joint;
 mod names;
 mod outliers;
+mod positions;
 mod queue;
 mod requeue;
 mod scale;

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use modelrelay_protocol::error::{ApiError, ErrorKind};
 use modelrelay_protocol::message as wire;
+use modelrelay_protocol::queue_position::QueuePosition;
 use tracing::{debug, info, warn};
 
 use super::{Provider, ProviderCore};
@@ -27,7 +28,9 @@ impl Provider {
                     link.cancel(request, reason);
                 }
             }
-            Effect::Fail { request, failure, attempts, age } => self.fail(state, request, failure, attempts, age),
+            Effect::Fail { request, failure, attempts, age, position } => {
+                self.fail(state, (request, attempts, age), failure, position);
+            }
             Effect::Cancelled { request, reason, stage } => {
                 self.count_cancelled(reason, stage);
                 if let Some(record) = self.forget(state, request) {
@@ -100,14 +103,20 @@ impl Provider {
         );
     }
 
-    fn fail(&self, state: &mut ProviderCore, request: RequestKey, failure: Failure, attempts: u32, age: Duration) {
+    fn fail(
+        &self,
+        state: &mut ProviderCore,
+        (request, attempts, age): (RequestKey, u32, Duration),
+        failure: Failure,
+        position: Option<QueuePosition>,
+    ) {
         let Some(record) = self.forget(state, request) else { return };
         if attempts == 0 {
             record.progress().queue_wait = age;
         } else {
             record.progress().end_wait(Instant::now());
         }
-        let error = self.explain(state, &record, failure, attempts);
+        let error = self.explain(state, &record, failure, attempts).with_queue_position(position);
         record.exchange.fail(error);
     }
 

@@ -4,6 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use modelrelay_protocol::queue_position::QueuePosition;
+
 use super::{Provider, ProviderCore};
 use crate::dispatch::{ModelSnapshot, RequestKey, RequestPlace, WorkerKey, WorkerSnapshot};
 use crate::provider::request::RequestRecord;
@@ -87,6 +89,11 @@ impl Provider {
     /// Returns the place of each waiting request among those for its model, from 1.
     pub fn queue_positions(&self) -> BTreeMap<RequestKey, usize> {
         self.lock().core.positions()
+    }
+
+    /// Returns the position of a waiting request, which may be a second old.
+    pub fn queue_position(&self, request: RequestKey) -> Option<QueuePosition> {
+        self.lock().core.queue_position(request, Instant::now())
     }
 
     /// Returns the requests that have not ended, oldest first.

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use modelrelay_protocol::queue_position::QueuePosition;
+
 use super::event::{CancelReason, FailureReport, LoadFailure, Model, RequestKey, WorkerKey};
 
 /// An action for the shell to execute.
@@ -47,6 +49,8 @@ pub enum Effect {
         attempts: u32,
         /// The time since the request arrived.
         age: Duration,
+        /// Its position in the queue, if it waited until now or may not wait.
+        position: Option<QueuePosition>,
     },
     /// The request is over, and the core has nothing to report to the client.
     Cancelled {

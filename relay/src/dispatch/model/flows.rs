@@ -226,15 +226,18 @@ impl<L: Copy + Ord + Debug> Flows<L> {
 
     /// A new request will be sent or will wait: lifts its flow to the floor if none of its requests waits.
     pub(crate) fn handle_arrival(&mut self, id: FlowId) {
-        let floor = self.floor;
-        let flow = self.flow_mut(id);
-        if flow.waiting == 0 {
-            flow.service = flow.service.saturating_add(floor.saturating_sub(flow.settled()));
-        }
+        self.flow_mut(id).service = self.arrival_service(id);
         if self.active.is_empty() {
             // It is the least active one for a moment, although it may not have to wait.
             self.floor = self.flow(id).settled();
         }
+    }
+
+    /// Returns the service of a flow whose next request arrives now.
+    pub(crate) fn arrival_service(&self, id: FlowId) -> Service {
+        let flow = self.flow(id);
+        let lift = if flow.waiting == 0 { self.floor.saturating_sub(flow.settled()) } else { 0 };
+        flow.service.saturating_add(lift)
     }
 
     /// A request begins to wait.

@@ -7,6 +7,7 @@ use std::ops::{Index, IndexMut};
 use super::assignment::LoadAssignment;
 use super::clock::Moment;
 use super::event::{Model, WorkerKey};
+use super::order::QueueOrder;
 use super::queue::ModelQueue;
 use super::registry::Worker;
 use super::residency::Multiplexer;
@@ -49,6 +50,8 @@ pub(crate) struct Group {
     /// The open workers that have room.
     pub(crate) available: Available,
     pub(crate) queue: ModelQueue,
+    /// The order of its queue, if it was computed.
+    pub(crate) order: Option<QueueOrder>,
     /// The number of its unfinished requests, and of events that are being processed.
     held: usize,
     /// Workers to notify when the waiting requests change, without those whose report is already scheduled.
@@ -109,6 +112,7 @@ impl Group {
             leaving: Servers::default(),
             available: Available::default(),
             queue: ModelQueue::default(),
+            order: None,
             held: 0,
             listeners: BTreeSet::new(),
         }

@@ -78,8 +78,9 @@ impl Dispatch {
         }
         while let Some(displaced) = self.requests.get(&key).and_then(|request| self.displaced_by(request)) {
             let retry_after_secs = self.retry_after_secs(self.clock.now);
+            let position = self.position(displaced, self.clock.now);
             self.dequeue(displaced);
-            self.fail(displaced, Failure::Displaced { retry_after_secs });
+            self.fail_at(displaced, Failure::Displaced { retry_after_secs }, position);
         }
     }
 

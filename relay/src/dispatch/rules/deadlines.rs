@@ -52,6 +52,7 @@ impl Dispatch {
         let last_failure = request.last_failure.as_ref().map(LastFailure::failure);
         let waits = self.waits_for_load(&self.models[request.model], request.new.pin, &request.lane());
         let loading = waits.then(|| self.eta(request.model, request.new.pin).map(duration));
+        let position = self.position(key, self.clock.now);
         self.dequeue(key);
         let failure = match (last_failure, expiry) {
             (Some(failure), _) => failure,
@@ -61,7 +62,7 @@ impl Dispatch {
                 None => Failure::QueueTimeout { retry_after_secs: self.retry_after_secs(self.clock.now) },
             },
         };
-        self.fail(key, failure);
+        self.fail_at(key, failure, position);
     }
 
     fn expire_running(&mut self, key: RequestKey) {

@@ -1,5 +1,7 @@
 //! The life of a request: submitted, sent, and ended exactly once. Requeuing is in `requeue`.
 
+use modelrelay_protocol::queue_position::QueuePosition;
+
 use crate::dispatch::model::clock::{Moment, duration, span};
 use crate::dispatch::model::effect::{Effect, Failure, Stage};
 use crate::dispatch::model::event::{CancelReason, NewRequest, RequestKey, WorkerKey};
@@ -32,8 +34,11 @@ impl Dispatch {
         if let Some(worker) = self.pick(request) {
             self.queue.flows.handle_arrival(flow);
             self.send(key, worker);
-        } else if let Some(failure) = unservable().or_else(|| self.refuses_place(request)) {
+        } else if let Some(failure) = unservable() {
             self.fail(key, failure);
+        } else if let Some(failure) = self.refuses_place(request) {
+            let position = self.position(key, self.clock.now);
+            self.fail_at(key, failure, position);
         } else {
             self.make_room_for(key, class);
             self.queue.flows.handle_arrival(flow);
@@ -179,11 +184,16 @@ impl Dispatch {
 
     /// Ends a request that is in no queue and on no worker, and reports the failure to the client.
     pub(in super::super) fn fail(&mut self, key: RequestKey, failure: Failure) {
+        self.fail_at(key, failure, None);
+    }
+
+    /// As [`fail`](Self::fail), with the request's position in the queue.
+    pub(super) fn fail_at(&mut self, key: RequestKey, failure: Failure, position: Option<QueuePosition>) {
         let Some(request) = self.requests.get(&key) else {
             return;
         };
         let (attempts, age) = (request.attempts, duration(self.clock.now.since(request.arrived)));
-        self.out.push(Effect::Fail { request: key, failure, attempts, age });
+        self.out.push(Effect::Fail { request: key, failure, attempts, age, position });
         self.end(key);
     }
 

@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use modelrelay_protocol::message::Slot;
+use modelrelay_protocol::queue_position::QueuePosition;
 use proptest::test_runner::{Config, FileFailurePersistence, RngAlgorithm, TestRng, TestRunner};
 use sha2::{Digest, Sha256};
 
@@ -137,6 +138,7 @@ impl Play {
         let now = self.reference.now;
         let mut actual = Vec::new();
         self.core.handle(event.clone(), self.start + now, &mut actual);
+        actual.iter_mut().for_each(check_position);
         self.placements.before(&self.reference);
         let (mut expected, after) = self.reference.handle(event.clone(), &actual);
         // Due effects come first, before the event has changed anything.
@@ -149,7 +151,7 @@ impl Play {
         rest.iter().for_each(|effect| self.placements.record(effect));
         expected.extend(after);
         self.note_effects(&actual);
-        self.digest.update(text(&actual));
+        self.digest.update(text(&actual).replace(", position: None", ""));
         assert_eq!(in_order(actual.clone()), in_order(expected), "the effects of {event:?} at {now:?}");
         let core = &self.core;
         self.ledger.check_demand(&self.reference, now, core.next_timeout().map(|t| t - self.start));
@@ -362,6 +364,18 @@ fn gates(worker: WorkerKey, mask: usize, gate: Gate) -> Event {
 
 fn pick<T: Copy>(from: &[T], index: usize) -> Option<T> {
     (!from.is_empty()).then(|| from[index % from.len()])
+}
+
+/// Checks and removes the position of a request that ends in the queue, or may not enter it. The reference has none.
+fn check_position(effect: &mut Effect) {
+    let Effect::Fail { position, failure, .. } = effect else { return };
+    let is_of_queue =
+        matches!(failure, Failure::QueueFull { .. } | Failure::QueueShareFull { .. } | Failure::Displaced { .. });
+    let position = position.take();
+    assert!(position.is_some() || !is_of_queue, "{failure:?} without a position");
+    if let Some(QueuePosition { position, waiting }) = position {
+        assert!((1..=waiting + 1).contains(&position), "{failure:?} at {position} of {waiting}");
+    }
 }
 
 /// Sorts the effects of one event in an order that does not depend on how they were found. Demand, which the ledger

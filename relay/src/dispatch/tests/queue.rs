@@ -187,7 +187,7 @@ fn send_and_fail_report_elapsed_time() {
     p.advance_late(1.0);
     p.dispatch.handle(Event::Deleted, p.instant(), &mut out);
     let age = super::harness::secs(3.5);
-    let failed = Effect::Fail { request: RequestKey(2), failure: Failure::Deleted, attempts: 0, age };
+    let failed = Effect::Fail { request: RequestKey(2), failure: Failure::Deleted, attempts: 0, age, position: None };
     assert_eq!(out[0], failed);
 }
 

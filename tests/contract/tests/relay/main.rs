@@ -41,6 +41,7 @@ mod placement;
 mod providers;
 mod published_worker;
 mod queue;
+mod queue_position;
 mod reload;
 mod request_journal;
 mod requeue;

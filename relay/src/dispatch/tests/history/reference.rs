@@ -359,7 +359,7 @@ impl Reference {
     fn fail(&mut self, key: RequestKey, failure: Failure) {
         let request = self.requests.remove(&key).expect("a live request");
         let (attempts, age) = (request.attempts, self.now - request.arrived);
-        self.out.push(Effect::Fail { request: key, failure, attempts, age });
+        self.out.push(Effect::Fail { request: key, failure, attempts, age, position: None });
     }
 
     /// Returns the time to its deadline, if nothing else changes.

@@ -9,6 +9,7 @@ export class Store {
   workers = new Map();
   requests = new Map();
   requestsTotal = 0;
+  positions = {};
   intervalMs = 10_000;
   points = [];
   journal = [];
@@ -23,6 +24,7 @@ export class Store {
     this.workers = byId(snapshot.workers, 'worker_id');
     this.requests = byId(snapshot.requests, 'request_id');
     this.requestsTotal = snapshot.requests_total;
+    this.positions = snapshot.positions;
     this.intervalMs = snapshot.history.interval_ms;
     this.points = snapshot.history.points;
     this.journal = snapshot.journal;
@@ -35,6 +37,7 @@ export class Store {
     merge(this.workers, change.workers, change.gone_workers, 'worker_id');
     merge(this.requests, change.requests, change.gone_requests, 'request_id');
     if (change.requests_total !== undefined) this.requestsTotal = change.requests_total;
+    if (change.positions) this.positions = change.positions;
     if (change.point) this.points = [...this.points, change.point].slice(-MOST_POINTS);
     if (change.journal?.length) this.journal = [...this.journal, ...change.journal].slice(-MOST_JOURNAL);
   }

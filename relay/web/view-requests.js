@@ -11,8 +11,8 @@ import { dataTable } from './table.js';
 
 const STATES = { queued: 'warn', dispatched: 'busy', streaming: 'ok', ending: 'idle' };
 
-function columns({ store }) {
-  return [
+function columns({ store }, mayWait) {
+  const all = [
     {
       key: 'model',
       title: 'Model',
@@ -25,6 +25,7 @@ function columns({ store }) {
       },
     },
     { key: 'state', title: 'State', sort: (r) => r.state, make: () => pill(), fill: (cell, r) => setPill(cell.firstChild, r.state, STATES[r.state] ?? 'idle') },
+    mayWait && place(store),
     { key: 'age', title: 'Age', end: true, sort: (r) => -r.received_at, make: () => age(null), fill: (cell, r) => setAge(cell.firstChild, r.received_at) },
     {
       key: 'worker',
@@ -49,10 +50,17 @@ function columns({ store }) {
       make: (r) => h('button', { type: 'button', class: 'small danger', 'aria-label': `Cancel ${r.request_id}`, onclick: () => cancel(r) }, 'Cancel'),
     },
   ];
+  return all.filter(Boolean);
 }
 
-export function requestsTable(context, empty) {
-  return dataTable(columns(context), {
+/** The place of a waiting request among those for its model. */
+function place(store) {
+  const position = (r) => store.positions[r.request_id];
+  return { key: 'place', title: 'Place', end: true, sort: (r) => -(position(r) ?? Number.MAX_VALUE), text: (r) => (position(r) ? count(position(r)) : '') };
+}
+
+export function requestsTable(context, empty, mayWait = false) {
+  return dataTable(columns(context, mayWait), {
     name: 'Requests',
     noun: 'request',
     key: (r) => r.request_id,
@@ -63,7 +71,7 @@ export function requestsTable(context, empty) {
 }
 
 export function requestsView(context) {
-  const table = requestsTable(context, 'No running or waiting requests.');
+  const table = requestsTable(context, 'No running or waiting requests.', true);
   const more = h('p', { class: 'hint', hidden: true });
   const node = page('Requests', h('a', { class: 'button', href: 'integrate' }, 'Connect a client'), more, table.node);
   function update(store) {

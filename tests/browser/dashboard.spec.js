@@ -105,6 +105,9 @@ test('queue shows why requests wait and cancels one', async ({ page }) => {
 
   await page.goto(`${site.url}/dashboard#/requests`);
   await expect(row(page, 'slow-model')).toHaveCount(2);
+  const place = (model, state) => row(page, model).filter({ hasText: state }).getByRole('cell').nth(1);
+  await expect(place('slow-model', 'queued')).toHaveText('1');
+  await expect(place('slow-model', 'dispatched')).toHaveText('');
   await inspect(page, 'requests-waiting');
   // The page of the worker shows that the request runs there.
   await row(page, 'slow-model').getByRole('link', { name: 'slow', exact: true }).click();

@@ -13,7 +13,7 @@ use serde_json::{Map, Value, json};
 
 use super::history::Point;
 use super::{Dashboard, unix_millis_rounded};
-use crate::dispatch::{RequestPlace, WorkerKey};
+use crate::dispatch::{RequestKey, RequestPlace, WorkerKey};
 use crate::provider::{LiveRequest, Provider, ProviderState, WorkerState};
 use crate::state::{Relay, gauges};
 use crate::system::unix_time::unix_millis;
@@ -38,6 +38,8 @@ pub(super) struct Frame {
     workers: Parts,
     requests: Parts,
     requests_total: usize,
+    /// The positions of those that wait, as an object. Each one that is sent changes many, so they are not in `requests`.
+    positions: String,
     /// The newest point of the history.
     point: Option<Arc<Point>>,
     journal_seq: u64,
@@ -54,7 +56,7 @@ impl Frame {
             journal_seq: dashboard.journal.since(0).last().map_or(0, |entry| entry.seq),
             ..Self::default()
         };
-        let (mut live, mut ids) = (Vec::new(), HashMap::new());
+        let (mut live, mut ids, mut positions) = (Vec::new(), HashMap::new(), BTreeMap::new());
         for provider in relay.all_providers() {
             let state = provider.snapshot();
             let part = provider_part(relay, &provider, &state, now);
@@ -64,12 +66,17 @@ impl Frame {
                 ids.insert(worker.core.key, Arc::clone(&worker.link.info.id));
             }
             live.extend(provider.live_requests());
+            if state.queue_depth > 0 {
+                positions.append(&mut provider.queue_positions());
+            }
         }
         frame.requests_total = live.len();
         live.sort_by_key(|request| request.record.received_at);
-        for request in live.iter().take(MAX_REQUESTS) {
+        live.truncate(MAX_REQUESTS);
+        for request in &live {
             frame.requests.insert(request.record.id.as_str().into(), request_part(request, &ids).to_string());
         }
+        frame.positions = positions_part(&live, &positions).to_string();
         frame
     }
 
@@ -91,7 +98,8 @@ impl Frame {
         parts.insert("journal".into(), json!(journal));
         let lists = [("providers", &self.providers), ("workers", &self.workers), ("requests", &self.requests)];
         let lists = lists.map(|(name, parts)| (name, raw_list(parts.values())));
-        written(parts, [("relay", raw(&self.relay))].into_iter().chain(lists))
+        let objects = [("relay", raw(&self.relay)), ("positions", raw(&self.positions))];
+        written(parts, objects.into_iter().chain(lists))
     }
 
     /// The changes since `before`; `None` if there are none.
@@ -99,6 +107,9 @@ impl Frame {
         let (mut parts, mut lists) = (Map::new(), Vec::new());
         if self.relay != before.relay {
             lists.push(("relay", raw(&self.relay)));
+        }
+        if self.positions != before.positions {
+            lists.push(("positions", raw(&self.positions)));
         }
         let kinds = [
             (("providers", "gone_providers"), &self.providers, &before.providers),
@@ -304,6 +315,13 @@ fn request_part(live: &LiveRequest, ids: &HashMap<WorkerKey, Arc<str>>) -> Value
         "received_at": unix_millis(record.arrived),
         "request_bytes": record.body_bytes,
     })
+}
+
+/// Returns the position of each of these requests that waits, by its id.
+fn positions_part(live: &[LiveRequest], positions: &BTreeMap<RequestKey, usize>) -> Value {
+    let position =
+        |live: &LiveRequest| Some((live.record.id.clone(), positions.get(&live.record.key).copied()?.into()));
+    Value::Object(live.iter().filter_map(position).collect())
 }
 
 fn before(now: SystemTime, age: Duration) -> u64 {

@@ -235,6 +235,21 @@ async fn page_receives_snapshot_followed_by_changes() {
 }
 
 #[tokio::test]
+async fn waiting_requests_are_shown_with_position() {
+    let relay = Relay::start().await;
+    let cookie = cookie(&relay).await;
+    let mut stream = Live::open(&relay, &cookie).await;
+    assert_eq!(stream.next("snapshot").await["positions"], json!({}));
+    let _first = relay.begin(chat("m").header("x-request-id", "first"));
+    relay.wait_for_queue_depth("local", 1).await;
+    let _second = relay.begin(chat("m").header("x-request-id", "second"));
+    stream.change_with(|change| (change["positions"] == json!({"first": 1, "second": 2})).then_some(())).await;
+    let mut worker = relay.worker(&["m"], 1).await;
+    worker.expect_request().await;
+    stream.change_with(|change| (change["positions"] == json!({"second": 1})).then_some(())).await;
+}
+
+#[tokio::test]
 async fn slots_are_shown_with_state_and_target() {
     let relay = Relay::start().await;
     let mut worker = relay.dial().open().await;

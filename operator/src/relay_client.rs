@@ -388,5 +388,9 @@ fn snapshot(provider: &str, answers: Vec<Answer>) -> RelaySnapshot {
     for (instance, worker) in &mut snapshot.workers {
         worker.draining = !staying.contains(instance);
     }
+    if !snapshot.is_complete() {
+        // The sums of the others would look like a loss.
+        snapshot.usage = None;
+    }
     snapshot
 }

@@ -380,6 +380,23 @@ pub struct ProviderStatus {
     /// Number of running requests of all relays.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub in_flight: Option<i32>,
+    /// Requests and tokens of all relays since they started, updated once a minute.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub usage: Option<UsageStatus>,
+}
+
+/// Requests and tokens of a Provider's relays since they started.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct UsageStatus {
+    /// Start of the oldest relay. A relay that ends takes its sums with it.
+    pub since: Time,
+    /// Number of requests that ended, whatever their outcome.
+    pub requests: i64,
+    /// Number of input tokens that backends reported.
+    pub input_tokens: i64,
+    /// Number of output tokens that backends reported.
+    pub output_tokens: i64,
 }
 
 /// The Secret that workers present.

@@ -9,7 +9,7 @@ use modelrelay_protocol::message::{Slot, SlotModel, SlotModelStatus, SlotState a
 use serde::Deserialize;
 
 use crate::crd::worker_pool::{SlotFailure, SlotState};
-use crate::relays::state::{LastFailure, RelayReport, RelaySnapshot, Since, SlotReport};
+use crate::relays::state::{LastFailure, RelayReport, RelaySnapshot, Since, SlotReport, UsageReport};
 
 const MAX_SLOT_CHARS: usize = 64;
 const MAX_CODE_CHARS: usize = 64;
@@ -35,6 +35,9 @@ struct ReportedProvider {
     queue_depth: u64,
     #[serde(default)]
     in_flight: u64,
+    /// Older relays do not report it.
+    #[serde(default)]
+    usage: Option<UsageReport>,
     #[serde(default)]
     models: Vec<ModelState>,
     #[serde(default)]
@@ -105,6 +108,7 @@ impl RelayState {
         for state in self.providers.into_iter().filter(|state| state.name == provider) {
             snapshot.queue_depth += state.queue_depth;
             snapshot.in_flight += state.in_flight;
+            snapshot.usage = snapshot.usage.into_iter().chain(state.usage).reduce(UsageReport::plus);
             for model in state.models {
                 let sum = snapshot.models.entry(model.id).or_default();
                 sum.waiting += model.waiting;

@@ -64,6 +64,25 @@ fn depths_are_summed_and_shared_worker_counted_once() {
 }
 
 #[test]
+fn usage_is_summed_once_all_relays_report() {
+    let with = |since: &str, requests: u64| {
+        let mut state = state("h", false);
+        state["providers"][0]["usage"] =
+            json!({"since": since, "requests": requests, "input_tokens": 10, "output_tokens": u64::MAX, "newer": 1});
+        state
+    };
+    let (a, b) = (with("2026-11-28T10:00:00Z", 3), with("2026-11-28T09:00:00Z", 4));
+    let both = snapshot("local", vec![answer("a", false, a.clone()), answer("b", false, b)]);
+    let usage = both.usage.unwrap();
+    assert_eq!((usage.since.to_string().as_str(), usage.requests), ("2026-11-28T09:00:00Z", 7));
+    assert_eq!((usage.input_tokens, usage.output_tokens), (20, u64::MAX));
+    assert_eq!(snapshot("local", vec![answer("a", false, a.clone()), silent("b", false)]).usage, None);
+    assert_eq!(snapshot("local", vec![answer("a", false, a.clone()), unscheduled("b")]).usage.unwrap().requests, 3);
+    let older = answer("b", false, state("h", false));
+    assert_eq!(snapshot("local", vec![answer("a", false, a), older]).usage.unwrap().requests, 3);
+}
+
+#[test]
 fn worker_draining_on_every_relay_is_draining() {
     let snapshot = snapshot("local", vec![answer("a", false, state("h", true))]);
     assert!(snapshot.workers["i1"].draining);

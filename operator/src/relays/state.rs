@@ -5,23 +5,50 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use serde::Deserialize;
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 use crate::crd::worker_pool::{SlotFailure, SlotState};
 
 /// Two computed times that differ by less are treated as equal: reports take time to arrive, and clocks are adjusted.
 pub const SAME_MOMENT: SignedDuration = SignedDuration::from_secs(5);
 
+/// The least time between two changes of the usage.
+const USAGE_INTERVAL: Duration = Duration::from_secs(60);
+
 /// The states of all Providers, by namespace and name.
 #[derive(Debug, Default)]
 pub struct RelayStates {
     // Each is locked for a lookup or an insertion, never across an await.
-    by_provider: Mutex<HashMap<(String, String), Arc<RelaySnapshot>>>,
+    by_provider: Mutex<HashMap<(String, String), KeptSnapshot>>,
     expected: Mutex<HashMap<(String, String), Expectation>>,
     /// Providers for which a caller awaits a new report.
     wanted: Mutex<HashSet<(String, String)>>,
     expectation_changes: watch::Sender<()>,
     reported: watch::Sender<()>,
+}
+
+/// The last snapshot of a Provider.
+#[derive(Debug)]
+struct KeptSnapshot {
+    snapshot: Arc<RelaySnapshot>,
+    /// When its usage was replaced.
+    usage_at: Instant,
+}
+
+impl KeptSnapshot {
+    /// Returns the usage of a newer snapshot, and when it was replaced. Usage changes with every request, and each change is
+    /// a pass of the Provider's controller and a write of its status: there is one a minute.
+    fn next_usage(&self, usage: Option<UsageReport>) -> (Option<UsageReport>, Instant) {
+        let kept = self.snapshot.usage;
+        let is_kept = match (&kept, &usage) {
+            (Some(kept), Some(usage)) => usage.is_same(kept) || self.usage_at.elapsed() < USAGE_INTERVAL,
+            (Some(_), None) => true,
+            (None, _) => false,
+        };
+        if is_kept { (kept, self.usage_at) } else { (usage, Instant::now()) }
+    }
 }
 
 /// The report that is expected from a Provider's relays.
@@ -48,6 +75,41 @@ pub struct RelaySnapshot {
     pub in_flight: u64,
     /// Models by name.
     pub models: BTreeMap<String, ModelReport>,
+    /// The sums of all relays, at most a minute old; `None` until each of them has reported.
+    pub usage: Option<UsageReport>,
+}
+
+/// Requests and tokens of relays since they started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+pub struct UsageReport {
+    /// The start of the oldest of them.
+    pub since: Timestamp,
+    /// The number of requests that ended.
+    #[serde(default)]
+    pub requests: u64,
+    /// The number of input tokens that backends reported.
+    #[serde(default)]
+    pub input_tokens: u64,
+    /// The number of output tokens.
+    #[serde(default)]
+    pub output_tokens: u64,
+}
+
+impl UsageReport {
+    /// Returns the sums of both. A Pod's numbers may be anything.
+    pub fn plus(self, other: Self) -> Self {
+        Self {
+            since: self.since.min(other.since),
+            requests: self.requests.saturating_add(other.requests),
+            input_tokens: self.input_tokens.saturating_add(other.input_tokens),
+            output_tokens: self.output_tokens.saturating_add(other.output_tokens),
+        }
+    }
+
+    fn is_same(&self, other: &Self) -> bool {
+        let counts = |usage: &Self| (usage.requests, usage.input_tokens, usage.output_tokens);
+        counts(self) == counts(other) && self.since.duration_since(other.since).abs() <= SAME_MOMENT
+    }
 }
 
 /// The state of one relay.
@@ -147,16 +209,21 @@ pub struct ModelReport {
 impl RelayStates {
     /// Returns the last report, or `None` before the first poll.
     pub fn of(&self, namespace: &str, provider: &str) -> Option<Arc<RelaySnapshot>> {
-        self.lock().get(&(namespace.to_owned(), provider.to_owned())).cloned()
+        let states = self.lock();
+        states.get(&(namespace.to_owned(), provider.to_owned())).map(|kept| Arc::clone(&kept.snapshot))
     }
 
     /// Stores a new snapshot. Returns true if it differs from the previous one.
-    pub fn keep(&self, namespace: &str, provider: &str, snapshot: RelaySnapshot) -> bool {
+    pub fn keep(&self, namespace: &str, provider: &str, mut snapshot: RelaySnapshot) -> bool {
         let key = (namespace.to_owned(), provider.to_owned());
         let mut states = self.lock();
-        let changed = states.get(&key).is_none_or(|before| **before != snapshot);
+        let before = states.get(&key);
+        let (usage, usage_at) =
+            before.map_or_else(|| (snapshot.usage, Instant::now()), |before| before.next_usage(snapshot.usage));
+        snapshot.usage = usage;
+        let changed = before.is_none_or(|before| *before.snapshot != snapshot);
         if changed {
-            states.insert(key.clone(), Arc::new(snapshot));
+            states.insert(key.clone(), KeptSnapshot { snapshot: Arc::new(snapshot), usage_at });
         }
         drop(states);
         if self.wanted().remove(&key) {
@@ -222,7 +289,7 @@ impl RelayStates {
         self.wanted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<(String, String), Arc<RelaySnapshot>>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<(String, String), KeptSnapshot>> {
         self.by_provider.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -278,6 +345,26 @@ mod tests {
         assert!(!states.is_wanted("llm", "local"));
         let began = tokio::time::Instant::now();
         assert_eq!((depth().await, began.elapsed()), (Some(2), timeout), "they are silent");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn usage_is_replaced_once_a_minute() {
+        let states = RelayStates::default();
+        let since = Timestamp::from_second(1_000).unwrap();
+        let usage = |since, requests| Some(UsageReport { since, requests, input_tokens: 2, output_tokens: 3 });
+        let keep = |usage| states.keep("llm", "local", RelaySnapshot { usage, ..RelaySnapshot::default() });
+        let kept = || states.of("llm", "local").and_then(|snapshot| Some(snapshot.usage?.requests));
+        assert!(keep(None), "the first snapshot");
+        assert!(keep(usage(since, 1)), "the first sums are published at once");
+        tokio::time::advance(Duration::from_secs(59)).await;
+        assert_eq!((keep(usage(since, 2)), kept()), (false, Some(1)));
+        assert_eq!((keep(None), kept()), (false, Some(1)), "a relay did not respond");
+        tokio::time::advance(Duration::from_secs(2)).await;
+        assert_eq!((keep(usage(since, 3)), kept()), (true, Some(3)));
+        tokio::time::advance(Duration::from_secs(90)).await;
+        let later = Timestamp::from_second(1_001).unwrap();
+        assert!(!keep(usage(later, 3)), "the same, computed by another clock");
+        assert_eq!((keep(usage(since, 4)), kept()), (true, Some(4)));
     }
 
     #[test]

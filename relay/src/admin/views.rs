@@ -158,8 +158,23 @@ fn provider(relay: &Relay, provider: &Provider, with_residency: bool) -> Value {
         "queue_bytes": state.queue_bytes,
         "oldest_ms": state.oldest_age.map(millis),
         "in_flight": state.in_flight,
+        "usage": usage(relay, provider),
         "models": models.collect::<Vec<_>>(),
         "workers": state.workers.iter().map(|w| worker(w, Messages::LeftOut)).collect::<Vec<_>>(),
+    })
+}
+
+/// The requests and tokens of a provider since the relay's start. Its time is to the second: it is computed anew for each
+/// response.
+fn usage(relay: &Relay, provider: &Provider) -> Value {
+    let (stats, now) = (provider.series.stats(), SystemTime::now());
+    let since = now.checked_sub(relay.shared.started_at.elapsed()).unwrap_or(now);
+    let tokens = |kind: &str| stats.tokens.get(kind).copied().unwrap_or(0);
+    json!({
+        "since": humantime::format_rfc3339_seconds(since).to_string(),
+        "requests": stats.requests.values().sum::<u64>(),
+        "input_tokens": tokens("input"),
+        "output_tokens": tokens("output"),
     })
 }
 

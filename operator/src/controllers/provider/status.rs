@@ -10,9 +10,10 @@ use kube::ResourceExt;
 use super::cluster_view::{ClusterView, has_just_started, is_ready};
 use super::outcome::{ProviderFailure, ProviderOutcome};
 use super::reasons;
+use crate::crd::provider::UsageStatus;
 use crate::crd::{Provider, ProviderStatus};
 use crate::plural::one_or;
-use crate::relays::state::RelaySnapshot;
+use crate::relays::state::{RelaySnapshot, UsageReport};
 use crate::resources::conditions::{self, PROGRAMMED, READY, RECONCILING, STALLED, Status, Wanted};
 use crate::resources::names;
 
@@ -52,6 +53,8 @@ pub(super) fn status(facts: &ProviderFacts<'_>, before: &ProviderStatus, now: &T
         model_count: Some(numbers.model_count),
         queue_depth: Some(numbers.queue_depth),
         in_flight: Some(numbers.in_flight),
+        // The predecessor's value is kept until all relays have reported.
+        usage: numbers.usage.or_else(|| before.usage.clone()),
     }
 }
 
@@ -63,6 +66,7 @@ pub(super) fn without_numbers(status: &ProviderStatus) -> ProviderStatus {
         model_count: None,
         queue_depth: None,
         in_flight: None,
+        usage: None,
         ..status.clone()
     }
 }
@@ -88,6 +92,7 @@ struct Numbers {
     model_count: i32,
     queue_depth: i32,
     in_flight: i32,
+    usage: Option<UsageStatus>,
 }
 
 impl Numbers {
@@ -104,7 +109,18 @@ impl Numbers {
             model_count: count(served().count()),
             queue_depth: sum(reported.queue_depth),
             in_flight: sum(reported.in_flight),
+            usage: reported.usage.map(usage),
         }
+    }
+}
+
+fn usage(report: UsageReport) -> UsageStatus {
+    let count = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
+    UsageStatus {
+        since: Time(report.since),
+        requests: count(report.requests),
+        input_tokens: count(report.input_tokens),
+        output_tokens: count(report.output_tokens),
     }
 }
 

@@ -358,3 +358,18 @@ async fn invalid_filter_names_what_is_expected() {
     }
     assert_eq!(relay.get("/admin/usage").await.status, 403);
 }
+
+#[tokio::test]
+async fn state_has_sums_of_provider_since_start() {
+    let relay = Relay::start().await;
+    let usage = async || relay.admin_json("/admin/state").await["providers"][0]["usage"].clone();
+    let before = usage().await;
+    let counts = |usage: &Value| ["requests", "input_tokens", "output_tokens"].map(|name| usage[name].clone());
+    assert_eq!(counts(&before), [json!(0), json!(0), json!(0)]);
+    assert!(before["since"].as_str().is_some_and(|since| since.len() == "2026-11-28T10:00:00Z".len()), "{before}");
+    let mut worker = relay.core1_worker(&["m"], 1).await;
+    answered(&relay, &mut worker, chat("m"), [30, 10, 7]).await;
+    answered(&relay, &mut worker, chat("m"), [5, 0, 2]).await;
+    wait_for_requests(&relay, 2).await;
+    assert_eq!(counts(&usage().await), [json!(2), json!(35), json!(9)]);
+}

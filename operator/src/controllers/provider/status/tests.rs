@@ -306,6 +306,28 @@ fn numbers_sum_relays_and_models_need_workers() {
 }
 
 #[test]
+fn usage_is_kept_until_relays_report() {
+    let (provider, outcome) = (provider(json!({})), applied());
+    let usage_with = |view: &ClusterView, before: &ProviderStatus| {
+        let facts = ProviderFacts { provider: &provider, view, outcome: &outcome };
+        status(&facts, before, &now())
+    };
+    let since = Timestamp::from_second(60).unwrap();
+    let report = UsageReport { since, requests: 7, input_tokens: 100, output_tokens: u64::MAX };
+    let snapshot = RelaySnapshot { usage: Some(report), ..RelaySnapshot::default() };
+    let view = ClusterView { reported: Some(Arc::new(snapshot)), ..serving() };
+    let first = usage_with(&view, &ProviderStatus::default());
+    let json = serde_json::to_value(&first.usage).unwrap();
+    let expected =
+        json!({"since": "1970-01-01T00:01:00Z", "requests": 7, "inputTokens": 100, "outputTokens": i64::MAX});
+    assert_eq!(json, expected);
+    assert_eq!(without_numbers(&first).usage, None, "it is written with the other numbers");
+    let silent = ClusterView { reported: None, ..serving() };
+    assert_eq!(usage_with(&silent, &first).usage, first.usage);
+    assert_eq!(usage_with(&silent, &ProviderStatus::default()).usage, None);
+}
+
+#[test]
 fn endpoints_show_scheme_and_omit_default_port() {
     for (relay, expected) in [
         (json!({}), "http://local.llm.svc/v1"),

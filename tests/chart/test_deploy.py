@@ -29,6 +29,9 @@ def from_chart(values):
             continue
         for label in HELMS_OWN:
             thing["metadata"]["labels"].pop(label, None)
+        # Only the chart's own upgrades read it.
+        if annotations.pop("modelrelay.io/definitions", None) and not annotations:
+            del thing["metadata"]["annotations"]
         objects[chart.identity(thing)] = thing
     return objects
 

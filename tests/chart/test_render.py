@@ -118,18 +118,6 @@ def test_releases_in_separate_namespaces_share_only_the_definitions():
         assert {kind for kind, _, _ in shared} <= {"CustomResourceDefinition"}
 
 
-def test_definitions_are_kept_on_uninstall_by_default():
-    def annotations(values):
-        return [
-            thing["metadata"].get("annotations", {}).get("helm.sh/resource-policy")
-            for thing in chart.of_kind(chart.render(values), "CustomResourceDefinition")
-        ]
-
-    assert set(annotations({})) == {"keep"}
-    assert set(annotations({"crds": {"keep": False}})) == {None}
-    assert annotations({"crds": {"install": False}}) == []
-
-
 def test_definitions_of_the_chart_equal_those_of_the_repository():
     def contents(folder):
         return {path.name: path.read_text() for path in folder.glob("*.yaml")}

@@ -100,17 +100,49 @@ seccompProfile: {type: RuntimeDefault}
 {{- end }}
 {{- end }}
 
-{{- /* Names of existing CRDs that do not belong to this release, one per line. */ -}}
+{{- /*
+Names of existing CRDs that do not belong to this release, one per line. `kubectl replace` removes Helm's ownership, so the operator's
+Deployment records which ones the release contains.
+*/ -}}
 {{- define "modelrelay.crds.foreign" -}}
+{{- $operator := lookup "apps/v1" "Deployment" .Release.Namespace (include "modelrelay.operator" .) }}
+{{- $record := index (dig "metadata" "annotations" (dict) $operator | default dict) "modelrelay.io/definitions" | default "" }}
 {{- range $path, $_ := .Files.Glob "files/crds/*.yaml" }}
 {{- $name := ($.Files.Get $path | fromYaml).metadata.name }}
 {{- $live := lookup "apiextensions.k8s.io/v1" "CustomResourceDefinition" "" $name }}
 {{- if $live }}
-{{- $owner := dig "metadata" "annotations" (dict) $live }}
+{{- $owner := dig "metadata" "annotations" (dict) $live | default dict }}
 {{- $release := printf "%s/%s" (index $owner "meta.helm.sh/release-namespace") (index $owner "meta.helm.sh/release-name") }}
-{{- if ne $release (printf "%s/%s" $.Release.Namespace $.Release.Name) }}
+{{- $is_replaced := and (not (index $owner "meta.helm.sh/release-name")) (has $name (splitList "," $record)) }}
+{{- if not (or $is_replaced (eq $release (printf "%s/%s" $.Release.Namespace $.Release.Name))) }}
 {{ $name }}
 {{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- /* Names of the CRDs that this release contains, separated by commas. */ -}}
+{{- define "modelrelay.crds.own" -}}
+{{- $own := list }}
+{{- $foreign := splitList "\n" (include "modelrelay.crds.foreign" .) }}
+{{- range $path, $_ := .Files.Glob "files/crds/*.yaml" }}
+{{- $name := ($.Files.Get $path | fromYaml).metadata.name }}
+{{- if and $.Values.crds.install (not (has $name $foreign)) }}
+{{- $own = append $own $name }}
+{{- end }}
+{{- end }}
+{{- join "," $own }}
+{{- end }}
+
+{{- /* Names of existing CRDs that this release leaves out and Helm would not keep, one per line. */ -}}
+{{- define "modelrelay.crds.unprotected" -}}
+{{- $own := splitList "," (include "modelrelay.crds.own" .) }}
+{{- range $path, $_ := .Files.Glob "files/crds/*.yaml" }}
+{{- $name := ($.Files.Get $path | fromYaml).metadata.name }}
+{{- $live := lookup "apiextensions.k8s.io/v1" "CustomResourceDefinition" "" $name }}
+{{- $policy := index (dig "metadata" "annotations" (dict) $live | default dict) "helm.sh/resource-policy" }}
+{{- if and $live (ne $policy "keep") (not (has $name $own)) }}
+{{ $name }}
 {{- end }}
 {{- end }}
 {{- end }}

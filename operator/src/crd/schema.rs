@@ -56,11 +56,15 @@ pub fn pod_spec(_: &mut SchemaGenerator) -> Schema {
 }
 
 /// Returns the definition without its status, which a new definition must not contain.
+///
+/// Helm deletes a definition that a new revision of its release does not contain, and with it every object, unless the
+/// definition in the cluster has the annotation. `kubectl replace` removes annotations that are not in its file.
 pub fn finish(crd: &CustomResourceDefinition) -> Value {
     let mut value = serde_json::to_value(crd).unwrap_or_default();
     if let Some(object) = value.as_object_mut() {
         object.remove("status");
     }
+    value["metadata"]["annotations"] = json!({"helm.sh/resource-policy": "keep"});
     value
 }
 

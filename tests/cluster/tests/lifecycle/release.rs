@@ -30,11 +30,12 @@ impl Release {
 
     /// Runs `helm upgrade` likewise.
     pub(crate) async fn upgrade(&self, tag: &str, values: &str) {
-        self.helm(&format!(
-            "upgrade {} {CHART} {IMAGES} --set image.tag={tag} {values} --wait --timeout 3m",
-            self.name
-        ))
-        .await;
+        self.upgrade_command(tag, values).await;
+    }
+
+    /// Returns the command of [`Self::upgrade`].
+    pub(crate) fn upgrade_command(&self, tag: &str, values: &str) -> Command {
+        self.helm(&format!("upgrade {} {CHART} {IMAGES} --set image.tag={tag} {values} --wait --timeout 3m", self.name))
     }
 
     /// Runs `helm rollback` to a revision.

@@ -27,6 +27,7 @@ async fn provider_keeps_serving_across_release_lifecycle() {
     let user = User::begin(&cluster).await;
     let traffic = user.traffic().await.start();
     changes(&first, &user, &traffic).await;
+    replace_definitions(&first, &user, &traffic).await;
     uninstall(&first, &user, &traffic).await;
 
     // With another Helm, name and namespace, the definitions and all of the user's objects are taken over.
@@ -66,6 +67,32 @@ async fn changes(release: &Release, user: &User, traffic: &Running) {
     user.relay_of("dev").await;
     user.pool("own", "no Pod that is outdated", |pool| pool.data["status"]["outdated"] == 0).await;
     assert_eq!(user.backends().await, backends, "nor may a rollback to the old release");
+    traffic.wait_for_answers(6).await;
+}
+
+/// Replaces the definitions, which removes Helm's ownership of them. Neither an upgrade nor a rollback deletes them, with all of
+/// the user's objects.
+async fn replace_definitions(release: &Release, user: &User, traffic: &Running) {
+    const FILES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../crds");
+    const NAMES: &str = "providers.modelrelay.io workerpools.modelrelay.io";
+    let pods = (user.relays().await, user.backends().await);
+    release.namespace.kubectl("replace --filename").arg(FILES).await;
+    release.upgrade("dev", DEMO).await;
+    release.rollback(1).await;
+    // As `kubectl replace` does with the files of earlier versions.
+    let all = "helm.sh/resource-policy- meta.helm.sh/release-name- meta.helm.sh/release-namespace-";
+    release.namespace.kubectl(&format!("annotate crd {NAMES} {all}")).await;
+    release.upgrade("dev", DEMO).await;
+    // A revision without the definitions must not delete them.
+    release.namespace.kubectl(&format!("annotate crd {NAMES} helm.sh/resource-policy-")).await;
+    let without = format!("{DEMO} --set crds.install=false");
+    let refusal = release.upgrade_command("dev", &without).expect_failure().await;
+    let advice = format!("kubectl annotate crd {NAMES} helm.sh/resource-policy=keep");
+    assert!(refusal.contains(&advice), "{refusal}");
+    release.namespace.kubectl(&format!("annotate crd {NAMES} helm.sh/resource-policy=keep")).await;
+    release.upgrade("dev", &without).await;
+    user.ready().await;
+    assert_eq!((user.relays().await, user.backends().await), pods, "the user's objects must stay");
     traffic.wait_for_answers(6).await;
 }
 

@@ -2,6 +2,7 @@
 //! all other code is the code that runs in production.
 
 pub mod budget;
+pub mod connections;
 pub mod lockout;
 pub mod peer;
 pub mod tls;

@@ -351,7 +351,7 @@ impl Provider {
         self.timer.notify_one();
     }
 
-    /// Begins the drain of the process: no new requests are accepted.
+    /// Begins the end of the process: no new requests are accepted.
     pub fn begin_drain(&self) {
         self.apply(Event::DrainBegun);
     }
@@ -359,12 +359,6 @@ impl Provider {
     /// Ends the drain of the process at its deadline.
     pub fn end_drain(&self) {
         self.apply(Event::DrainDeadline);
-    }
-
-    /// True if no request waits and no running request could still be requeued.
-    pub fn is_settled(&self) -> bool {
-        let state = self.lock();
-        state.core.queue_len() == 0 && state.requests.values().all(|record| record.exchange.has_head())
     }
 
     /// True if no request is left.

@@ -9,12 +9,13 @@ use http::{Extensions, HeaderMap};
 
 use crate::keys::KeyStore;
 use crate::kubernetes::identity::Identities;
+use crate::net::connections::AfterGrace;
 use crate::net::lockout::{Lockout, client_address};
 use crate::net::peer::Peer;
 use crate::net::tls::Tls;
 use crate::provider::Provider;
 use crate::provider::routing::Providers;
-use crate::provider::shared::Shared;
+use crate::provider::shared::{ProcessPhase, Shared};
 use crate::settings::admin_token::AdminToken;
 use crate::settings::watch::ConfigWatch;
 use crate::telemetry::audit::AuditLog;
@@ -45,6 +46,11 @@ impl Relay {
     /// All providers, including removed ones with unfinished requests.
     pub fn all_providers(&self) -> Vec<Arc<Provider>> {
         self.providers.all_with_leaving()
+    }
+
+    /// True if the relay is shutting down and accepts no more requests of this connection.
+    pub fn refuses_new(&self, extensions: &Extensions) -> bool {
+        extensions.get::<AfterGrace>().is_some() || self.shared.phase() >= ProcessPhase::Leaving
     }
 
     /// The address of the client that sent a request, behind the trusted proxies.

@@ -1,4 +1,8 @@
-//! The orderly shutdown: not ready, no new requests, all accepted requests completed, workers notified, sockets closed.
+//! The orderly shutdown: not ready, all requests of open connections completed, workers notified, sockets closed.
+//!
+//! Clients keep connections, and cannot know that a relay is shutting down. So the relay serves what arrives on connections
+//! that were open before, ends each with its next response, and closes the idle ones after a while. Workers are notified when no
+//! connection is left that may carry a request: from then on they accept none.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,7 +12,6 @@ use tokio::time::{Instant, timeout, timeout_at};
 use tokio_util::task::TaskTracker;
 use tracing::{info, warn};
 
-use crate::provider::Provider;
 use crate::provider::shared::ProcessPhase;
 use crate::provider::worker::close::RELAY_STOPPING;
 use crate::state::Relay;
@@ -31,19 +34,17 @@ impl Relay {
         }
         self.shared.enter(ProcessPhase::Draining);
         let deadline = Instant::now() + config.drain_timeout;
+        let finished = self.finish_requests(deadline).await;
+        self.shared.enter(ProcessPhase::Leaving);
         for provider in self.all_providers() {
             provider.begin_drain();
         }
-        // Workers get requests from the queue until none is left that could still be sent to one of them.
-        let settled = self.wait_until(Provider::is_settled, deadline).await;
-        self.shared.enter(ProcessPhase::Leaving);
-        if settled {
+        if finished {
             let left = deadline.saturating_duration_since(Instant::now()).as_secs();
             for link in self.all_providers().iter().flat_map(|provider| provider.links()) {
                 link.begin_drain(GracefulShutdown::RELAY_SHUTDOWN, Some(left), None);
             }
-        }
-        if !(settled && self.wait_until(Provider::is_idle, deadline).await) {
+        } else {
             let left: usize = self.all_providers().iter().map(|provider| provider.live_requests().len()).sum();
             warn!(requests = left, "drain timeout reached");
             for provider in self.all_providers() {
@@ -69,14 +70,39 @@ impl Relay {
         info!("stopped");
     }
 
-    /// Waits until `condition` holds for every provider; checks it whenever a response begins or a request ends.
-    async fn wait_until(&self, condition: fn(&Provider) -> bool, deadline: Instant) -> bool {
-        loop {
-            let progress = self.shared.progress.notified();
-            if self.all_providers().iter().all(|provider| condition(provider)) {
+    /// Waits until no request is left, and no connection that may carry another one. Returns false at the deadline.
+    async fn finish_requests(&self, deadline: Instant) -> bool {
+        while self.wait_until(Self::expects_no_request, deadline).await {
+            // Responses that are complete here: the client may send another request when it has their last bytes, or never
+            // read them.
+            let has_changed = |relay: &Self| !relay.shared.connections.is_responding() || !relay.expects_no_request();
+            let last_bytes = deadline.min(Instant::now() + LAST_BYTES);
+            if !self.wait_until(has_changed, last_bytes).await || self.expects_no_request() {
                 return true;
             }
-            if timeout_at(deadline, progress).await.is_err() {
+        }
+        false
+    }
+
+    fn expects_no_request(&self) -> bool {
+        !self.shared.connections.expects_requests() && self.all_providers().iter().all(|provider| provider.is_idle())
+    }
+
+    /// Waits until `condition` holds; checks it whenever a response begins, or a request or a connection ends.
+    async fn wait_until(&self, condition: impl Fn(&Self) -> bool, deadline: Instant) -> bool {
+        loop {
+            let progress = self.shared.progress.notified();
+            let connections = self.shared.connections.changed();
+            if condition(self) {
+                return true;
+            }
+            let changed = async {
+                tokio::select! {
+                    () = progress => {}
+                    () = connections => {}
+                }
+            };
+            if timeout_at(deadline, changed).await.is_err() {
                 return false;
             }
         }

@@ -8,20 +8,23 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ::http::Request;
+use ::http::header::CONNECTION;
+use ::http::{HeaderValue, Request, StatusCode};
 use axum::Router;
 use axum::body::Body;
+use axum::response::Response;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio_util::task::TaskTracker;
 use tracing::{debug, warn};
 
 use super::router;
 use crate::http::base_path;
-use crate::net::peer::{ClientIo, Peer, WRITE_PATIENCE};
+use crate::net::connections::{AfterGrace, AfterResponse, ConnectionActivity, EndsWithRelay, ResponseBody};
+use crate::net::peer::{ClientIo, Heads, Peer, WRITE_PATIENCE};
 use crate::net::tls::{Connection, Tls};
 use crate::net::{self, TcpListener, TcpStream};
 use crate::provider::shared::{ProcessPhase, Shared};
@@ -76,14 +79,16 @@ async fn connection(stream: TcpStream, place: OwnedSemaphorePermit, peer: Socket
     net::tune(&stream);
     let Serving { router, base_path, shared, tls } = serving;
     let idle_timeout = shared.config.load().client_idle_timeout;
-    let mut phase = shared.watch_phase();
-    let stopping = async move {
-        let _ = phase.wait_for(|phase| *phase == ProcessPhase::Stopping).await;
-    };
-    let mut stopping = std::pin::pin!(stopping);
+    // Counted before the phase is read, so that a relay that begins to drain either waits for it or refuses its requests.
+    let activity = shared.connections.open();
+    let is_late = shared.phase() >= ProcessPhase::Draining;
+    if is_late {
+        activity.close();
+    }
     let io = ClientIo::new(stream, WRITE_PATIENCE, Arc::clone(&shared.budget), place);
     let heads = io.heads();
     let flushed = io.flushed();
+    let mut retired = std::pin::pin!(retire(shared.watch_phase(), activity.clone(), heads.clone()));
     let io = match tls {
         None => Connection::Plain(io),
         Some(tls) => tokio::select! {
@@ -92,16 +97,24 @@ async fn connection(stream: TcpStream, place: OwnedSemaphorePermit, peer: Socket
                 Some(stream) => Connection::Tls(Box::new(stream)),
                 None => return,
             },
-            () = stopping.as_mut() => return,
+            () = retired.as_mut() => return,
         },
     };
+    heads.end_handshake();
     let service = service_fn(move |mut request: Request<Incoming>| {
+        activity.begin_request();
         base_path::strip(&base_path, &mut request);
         request.extensions_mut().insert(Peer(peer));
         request.extensions_mut().insert(flushed.clone());
+        if is_late {
+            request.extensions_mut().insert(AfterGrace);
+        }
         let request = request.map(|body| Body::new(heads.end_with(body)));
-        let mut router = router.clone();
-        async move { Ok::<_, Infallible>(router::answer(&mut router, request).await) }
+        let (mut router, shared, activity) = (router.clone(), Arc::clone(&shared), activity.clone());
+        async move {
+            let response = router::answer(&mut router, request).await;
+            Ok::<_, Infallible>(begin_response(response, &shared, &activity))
+        }
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
@@ -115,8 +128,10 @@ async fn connection(stream: TcpStream, place: OwnedSemaphorePermit, peer: Socket
         .with_upgrades();
     let mut connection = std::pin::pin!(connection);
     let result = tokio::select! {
+        // The connection first: a request that has arrived is read before the connection is closed as idle.
+        biased;
         result = connection.as_mut() => result,
-        () = stopping.as_mut() => {
+        () = retired.as_mut() => {
             connection.as_mut().graceful_shutdown();
             connection.await
         }
@@ -124,4 +139,45 @@ async fn connection(stream: TcpStream, place: OwnedSemaphorePermit, peer: Socket
     if let Err(error) = result {
         debug!(%peer, %error, "connection ended");
     }
+}
+
+/// Tracks a response. Those of a relay that is shutting down end their connections, so that clients use another relay.
+fn begin_response(mut response: Response, shared: &Shared, activity: &ConnectionActivity) -> Response<ResponseBody> {
+    if response.status() == StatusCode::SWITCHING_PROTOCOLS {
+        return response.map(ResponseBody::untracked);
+    }
+    let after = if shared.phase() > ProcessPhase::Running {
+        response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+        AfterResponse::Close
+    } else if response.extensions().get::<EndsWithRelay>().is_some() {
+        AfterResponse::IdleAtLast
+    } else {
+        AfterResponse::Idle
+    };
+    response.map(|body| activity.begin_response(body, after))
+}
+
+/// Resolves when the connection may close: at a drain once it has been idle for a while, and at the end of the relay.
+async fn retire(mut phase: watch::Receiver<ProcessPhase>, activity: ConnectionActivity, heads: Heads) {
+    let _ = phase.wait_for(|phase| *phase >= ProcessPhase::Draining).await;
+    let mut stopping = std::pin::pin!(phase.wait_for(|phase| *phase == ProcessPhase::Stopping));
+    let mut has_yielded = false;
+    loop {
+        let linger = activity.linger(heads.has_begun());
+        if linger.is_zero() && has_yielded {
+            break;
+        }
+        if linger.is_zero() {
+            // The runtime now looks for input of the connection, which may have arrived in the meantime.
+            tokio::task::yield_now().await;
+            has_yielded = true;
+            continue;
+        }
+        has_yielded = false;
+        tokio::select! {
+            () = tokio::time::sleep(linger) => {}
+            _ = stopping.as_mut() => break,
+        }
+    }
+    activity.close();
 }

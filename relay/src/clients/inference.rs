@@ -31,7 +31,6 @@ use crate::provider::conversation::{self, Prompt, PromptSpans, ShownIn};
 use crate::provider::exchange::Exchange;
 use crate::provider::request::{RequestRecord, RequestTrace, is_free, needs_core1};
 use crate::provider::routing::Route;
-use crate::provider::shared::ProcessPhase;
 use crate::state::Relay;
 use crate::system::blocking;
 use crate::telemetry::metrics::{ClientKind, Outcome};
@@ -243,7 +242,7 @@ async fn find_route(relay: &Relay, caller: &Caller, named: Option<&str>, model: 
 
 fn admit(relay: &Relay, parts: &Parts) -> Result<Caller, ApiError> {
     browser::admit(&relay.shared.config.load(), &parts.method, &parts.headers)?;
-    if relay.shared.phase() >= ProcessPhase::Draining {
+    if relay.refuses_new(&parts.extensions) {
         return Err(ApiError::new(ErrorKind::Draining, "the relay is shutting down; try again"));
     }
     Caller::authenticate(relay, &parts.headers)

@@ -19,6 +19,7 @@ use tokio::time::Instant;
 
 use super::Dashboard;
 use super::frame::Frame;
+use crate::net::connections::EndsWithRelay;
 use crate::provider::shared::ProcessPhase;
 use crate::system::blocking;
 
@@ -123,6 +124,7 @@ pub(super) async fn stream(dashboard: Arc<Dashboard>, is_admitted: impl Fn() -> 
         return super::problem(http::StatusCode::INTERNAL_SERVER_ERROR, "internal_error", "cannot create the snapshot");
     };
     let mut response = Response::new(Body::from_stream(events(dashboard, snapshot, changes, is_admitted)));
+    response.extensions_mut().insert(EndsWithRelay);
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));

@@ -61,6 +61,16 @@ impl Heads {
         self.0.unfinished.receive(bytes as u64, Instant::now)
     }
 
+    /// True if the first bytes of a head have arrived, and not all of it.
+    pub fn has_begun(&self) -> bool {
+        !self.0.in_body.load(Ordering::Relaxed) && self.0.unfinished.has_begun()
+    }
+
+    /// Forgets the bytes of a handshake, which precede the first head.
+    pub fn end_handshake(&self) {
+        self.0.unfinished.end();
+    }
+
     /// Marks a head as complete. The next one begins when its body is dropped.
     pub fn end_with(&self, body: Incoming) -> RequestBody {
         self.0.in_body.store(true, Ordering::Relaxed);

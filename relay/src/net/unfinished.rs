@@ -109,6 +109,11 @@ impl Unfinished {
         Ok(())
     }
 
+    /// True if its first bytes have arrived.
+    pub fn has_begun(&self) -> bool {
+        self.received.load(Ordering::Relaxed) > 0
+    }
+
     /// Ends the message or head.
     pub fn end(&self) {
         if self.received.swap(0, Ordering::Relaxed) > self.uncounted {

@@ -10,6 +10,7 @@ use tokio::sync::{Notify, watch};
 
 use crate::dispatch::{RequestKey, WorkerKey};
 use crate::net::budget::Budget;
+use crate::net::connections::ClientConnections;
 use crate::provider::affinity::Affinity;
 use crate::provider::operations::Operations;
 use crate::settings::config::Config;
@@ -22,12 +23,11 @@ use crate::telemetry::usage::UsageLedger;
 pub enum ProcessPhase {
     /// Serving.
     Running,
-    /// Unready, but still accepting everything: endpoints are updated late.
+    /// Unready, but still accepting everything: endpoints are updated late. From here on, responses end their connections.
     Grace,
-    /// No new requests; queued and running ones finish, also on workers that reconnect.
+    /// No requests of new connections; those of older connections are served, also by workers that reconnect.
     Draining,
-    /// No request is left that could still be sent to a worker; workers are notified of the shutdown, and no worker is
-    /// accepted.
+    /// No request is left, and none is accepted; workers are notified of the shutdown, and no worker is accepted.
     Leaving,
     /// The listeners close.
     Stopping,
@@ -39,6 +39,8 @@ pub struct Shared {
     pub config: ArcSwap<Config>,
     /// Memory for request bodies.
     pub budget: Arc<Budget>,
+    /// The connections of clients.
+    pub connections: Arc<ClientConnections>,
     /// The origins of stored responses.
     pub affinity: Affinity,
     /// Orders of admins to workers.
@@ -76,6 +78,7 @@ impl Shared {
     ) -> Arc<Self> {
         Arc::new(Self {
             budget: Budget::new(config.max_buffered_bytes),
+            connections: Arc::default(),
             config: ArcSwap::from_pointee(config),
             affinity: Affinity::default(),
             operations: Operations::default(),

@@ -309,7 +309,7 @@ pub struct Args {
     #[arg(long, env = "DRAIN_TIMEOUT_SECS", value_name = "SECONDS", default_value = "30", value_parser = values::seconds_or_zero)]
     pub drain_timeout_secs: Duration,
 
-    /// Time that requests are still accepted after SIGTERM, until load balancers notice, in seconds.
+    /// Time that new connections are still accepted after SIGTERM, until load balancers notice, in seconds.
     #[arg(long, env = "SHUTDOWN_GRACE_SECS", value_name = "SECONDS", default_value = "0", value_parser = values::seconds_or_zero)]
     pub shutdown_grace_secs: Duration,
 

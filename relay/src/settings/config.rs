@@ -118,7 +118,7 @@ pub struct Config {
     pub trusted_proxies: Vec<Cidr>,
     /// The time for requests to finish after SIGTERM, and for those of a worker after its drain began.
     pub drain_timeout: Duration,
-    /// The time after SIGTERM in which requests are still accepted.
+    /// The time after SIGTERM in which new connections are still accepted.
     pub shutdown_grace: Duration,
     /// The time after which a silent stream gets a comment; `None` is off.
     pub stream_keepalive: Option<Duration>,

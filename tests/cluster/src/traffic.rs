@@ -1,7 +1,7 @@
 //! Clients that keep a Service busy while its Pods change.
 //!
-//! Every client sends one streaming request after the other, each over its own connection, so that the Service selects
-//! a Pod each time. It checks the demo backend's response word by word: the backend repeats the prompt, which differs
+//! Every client sends one streaming request after the other, by default each over its own connection, so that the Service
+//! selects a Pod each time. It checks the demo backend's response word by word: the backend repeats the prompt, which differs
 //! from request to request, so a truncated, duplicated or foreign response is detected. Nothing is retried here: the
 //! tests count the requests that a user's SDK would have to retry.
 
@@ -24,6 +24,7 @@ pub struct Traffic {
     words: usize,
     api_key: Option<String>,
     model: String,
+    keeps_connections: bool,
 }
 
 /// Running clients. Dropping them ends them and their requests at once.
@@ -52,7 +53,8 @@ pub struct Counts {
 impl Traffic {
     /// Ten clients of the demo model at this address, whose responses take about three seconds each.
     pub fn to(service: SocketAddr) -> Self {
-        Self { service, streams: 10, words: 60, api_key: None, model: crate::manifests::DEMO_MODEL.to_owned() }
+        let model = crate::manifests::DEMO_MODEL.to_owned();
+        Self { service, streams: 10, words: 60, api_key: None, model, keeps_connections: false }
     }
 
     /// Sets the number of clients.
@@ -64,6 +66,11 @@ impl Traffic {
     /// sets the duration of responses.
     pub fn words(self, words: usize) -> Self {
         Self { words, ..self }
+    }
+
+    /// Makes each client keep its connection for as long as the server does, as SDKs do.
+    pub fn kept(self) -> Self {
+        Self { keeps_connections: true, ..self }
     }
 
     /// Sets the API key.
@@ -167,6 +174,7 @@ async fn send_until(
     settings: Arc<Traffic>,
     count: Arc<watch::Sender<Counts>>,
 ) {
+    let mut kept = None;
     for request in 0.. {
         if *stopped.borrow() {
             return;
@@ -174,7 +182,7 @@ async fn send_until(
         let exchange = Exchange::new(&settings, &format!("c{client}r{request}"));
         let mut began = false;
         let started = Instant::now();
-        let outcome = exchange.run(|stage| match stage {
+        let outcome = exchange.run(&mut kept, |stage| match stage {
             Stage::Begun => {
                 began = true;
                 count.send_modify(|counts| counts.underway += 1);
@@ -182,6 +190,7 @@ async fn send_until(
         });
         let outcome = outcome.await.after(started.elapsed());
         let pause = !matches!(outcome, Outcome::Answered);
+        kept = kept.filter(|_| settings.keeps_connections && !pause);
         count.send_modify(|counts| {
             counts.underway -= usize::from(began);
             counts.add(outcome);

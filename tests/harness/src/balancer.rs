@@ -45,6 +45,12 @@ impl Balancer {
         Self { addr, relays, connections, carried }
     }
 
+    /// The address for clients.
+    #[must_use]
+    pub fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
     /// The address for workers.
     #[must_use]
     pub fn url(&self) -> String {
@@ -54,6 +60,11 @@ impl Balancer {
     /// Adds a relay.
     pub fn add(&self, relay: &Relay) {
         self.relays.lock().unwrap_or_else(PoisonError::into_inner).push(relay.addr());
+    }
+
+    /// Sends no new connection to this relay. Those that are open stay.
+    pub fn remove(&self, relay: &Relay) {
+        self.relays.lock().unwrap_or_else(PoisonError::into_inner).retain(|addr| *addr != relay.addr());
     }
 
     /// The number of connections so far.

@@ -4,6 +4,7 @@
 //! It uses one connection per request, so that dropping a [`Response`] or a [`Pending`] acts like a client that
 //! disconnects. A [`Connection`] sends several requests over one.
 
+mod kept;
 mod raw;
 
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
@@ -21,6 +22,7 @@ use tokio::{
 };
 use tokio_rustls::TlsConnector;
 
+pub use kept::KeptClient;
 pub use raw::RawConnection;
 
 use crate::{TEST_TIMEOUT, process::Log, secrecy, within, within_for};

@@ -27,6 +27,9 @@ pub enum Outcome {
     Failed(String),
 }
 
+/// A connection that a client may use again.
+pub(super) type Kept = http1::SendRequest<Full<Bytes>>;
+
 /// The progress of a request.
 pub(super) enum Stage {
     /// The first bytes of the response have arrived.
@@ -60,10 +63,10 @@ impl Exchange {
         Self { to: settings.service, request, expected }
     }
 
-    /// Sends it and reads the whole response.
-    pub(super) async fn run(self, on_stage: impl FnMut(Stage)) -> Outcome {
+    /// Sends it over the kept connection if the server has not closed that, and reads the whole response.
+    pub(super) async fn run(self, kept: &mut Option<Kept>, on_stage: impl FnMut(Stage)) -> Outcome {
         let (to, request, expected) = (self.to, self.request, self.expected);
-        let answer = match tokio::time::timeout(SILENCE, send(to, request)).await {
+        let answer = match tokio::time::timeout(SILENCE, send(to, request, kept)).await {
             Ok(Ok(answer)) => answer,
             // Without a response, SDKs treat it as a connection error.
             Ok(Err(error)) => return Outcome::Retryable(error),
@@ -86,15 +89,35 @@ impl Outcome {
     }
 }
 
-async fn send(to: SocketAddr, request: Request<Full<Bytes>>) -> Result<Response<Incoming>, String> {
+async fn send(
+    to: SocketAddr,
+    request: Request<Full<Bytes>>,
+    kept: &mut Option<Kept>,
+) -> Result<Response<Incoming>, String> {
+    let mut open = kept.take();
+    if let Some(sender) = &mut open
+        && sender.ready().await.is_err()
+    {
+        open = None;
+    }
+    let mut sender = match open {
+        Some(sender) => sender,
+        None => connect(to).await?,
+    };
+    let answer = sender.send_request(request).await.map_err(|error| format!("no answer: {error}"))?;
+    *kept = Some(sender);
+    Ok(answer)
+}
+
+async fn connect(to: SocketAddr) -> Result<Kept, String> {
     let stream = TcpStream::connect(to).await.map_err(|error| format!("cannot connect: {error}"))?;
-    let (mut sender, connection) =
+    let (sender, connection) =
         http1::handshake(TokioIo::new(stream)).await.map_err(|error| format!("no HTTP connection: {error}"))?;
-    // It ends with the body; its errors reach the reader of the response.
+    // It ends with the sender and the body; its errors reach the reader of the response.
     tokio::spawn(async move {
         let _ = connection.await;
     });
-    sender.send_request(request).await.map_err(|error| format!("no answer: {error}"))
+    Ok(sender)
 }
 
 /// Evaluates a response other than 200 as the SDKs do.

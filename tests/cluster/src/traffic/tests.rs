@@ -1,3 +1,5 @@
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
@@ -53,6 +55,39 @@ async fn refusals_are_judged_as_sdks_do() {
     assert!(!unknown.failed.is_empty(), "{unknown}");
     let gone = counts_of("").await;
     assert!(!gone.retryable.is_empty() && gone.failed.is_empty(), "{gone}");
+}
+
+#[tokio::test]
+async fn clients_keep_connections_only_if_told() {
+    for (keeps, expected) in [(false, 3), (true, 1)] {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let traffic = Traffic::to(listener.local_addr().expect("it is bound")).streams(1).words(1);
+        let traffic = if keeps { traffic.kept() } else { traffic };
+        let traffic = traffic.start();
+        let accepted = Arc::new(AtomicUsize::new(0));
+        let count = accepted.clone();
+        tokio::spawn(async move {
+            while let Ok((mut stream, _)) = listener.accept().await {
+                count.fetch_add(1, Ordering::SeqCst);
+                tokio::spawn(async move {
+                    let mut request = [0_u8; 4096];
+                    while stream.read(&mut request).await.is_ok_and(|read| read > 0) {
+                        let prompt = String::from_utf8_lossy(&request).split("content\":\"").nth(1).map(str::to_owned);
+                        let prompt = prompt.expect("a prompt").split('"').next().expect("its end").to_owned();
+                        let text =
+                            format!("This is ModelRelay's built-in demo backend, not a model. You said: {prompt}");
+                        let body = chunk(&text) + "data: [DONE]\n\n";
+                        let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", body.len());
+                        let _ = stream.write_all((head + &body).as_bytes()).await;
+                    }
+                });
+            }
+        });
+        traffic.wait_for("three answers", |counts| counts.answered >= 3).await;
+        let connections = accepted.load(Ordering::SeqCst);
+        assert!(if keeps { connections == expected } else { connections >= expected }, "{connections}");
+        traffic.finish().await.expect_all_answered();
+    }
 }
 
 #[tokio::test]

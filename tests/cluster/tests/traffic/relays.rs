@@ -31,6 +31,24 @@ async fn replacing_and_rescaling_relays_fails_no_request() {
     traffic.finish().await.expect_all_answered();
 }
 
+#[tokio::test]
+async fn relay_rollout_fails_no_request_of_kept_connections() {
+    let stack = Stack::start("traffic-kept", Backends::Injected, 2).await;
+    // Clients stay with the relay that they are connected to, whatever the Service's endpoints are.
+    let traffic = stack.clients().kept().start();
+    traffic.wait_for_underway(CLIENTS).await;
+    stack.namespace.kubectl("rollout restart deployment/local-relay").await;
+    stack.namespace.rolled_out("deployment/local-relay").await;
+    stack.wait_for_workers(2, 2).await;
+    traffic.wait_for_answers(2 * CLIENTS).await;
+    for replicas in [1, 2] {
+        stack.change(&json!({"relay": {"replicas": replicas}})).await;
+        stack.wait_for_workers(replicas, 2).await;
+        traffic.wait_for_answers(2 * CLIENTS).await;
+    }
+    traffic.finish().await.expect_all_answered();
+}
+
 /// Only the requests that the relay held are lost, and those sent to it before the Service was updated.
 #[tokio::test]
 async fn killed_relay_breaks_only_its_own_requests() {

@@ -80,9 +80,14 @@ impl Stack {
     /// Starts its clients and waits until all are busy. Two cores can handle no more than two hundred streams, so
     /// `.config/nextest.toml` runs one such test at a time.
     pub(crate) async fn load(&self) -> Running {
-        let traffic = Traffic::to(self.service).streams(CLIENTS).words(WORDS).start();
+        let traffic = self.clients().start();
         traffic.wait_for_underway(CLIENTS).await;
         traffic
+    }
+
+    /// Returns its clients, which do not run yet.
+    pub(crate) fn clients(&self) -> Traffic {
+        Traffic::to(self.service).streams(CLIENTS).words(WORDS)
     }
 
     pub(crate) fn providers(&self) -> Api<DynamicObject> {

@@ -11,6 +11,7 @@ mod model_details;
 mod outliers;
 mod relays;
 mod requested_usage;
+mod rollout;
 mod rotation;
 mod secrecy;
 mod support;

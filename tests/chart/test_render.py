@@ -229,3 +229,44 @@ def test_demo_jobs_use_their_own_role():
 )
 def test_conflicting_values_are_rejected_with_a_reason(values, reason):
     assert reason in chart.refusal(values)
+
+
+def test_parent_chart_may_enable_the_dependency():
+    assert chart.render({"enabled": True, "global": {}}) == chart.render()
+
+
+def test_names_follow_the_overrides():
+    def operator(values, release):
+        return chart.one(chart.render(values, release=release), "Deployment")["metadata"]["name"]
+
+    assert operator({"nameOverride": "relays"}, "llm") == "llm-relays-operator"
+    assert operator({"nameOverride": "relays"}, "relays") == "relays-operator"
+    assert operator({"nameOverride": "relays", "fullnameOverride": "mr"}, "llm") == "mr-operator"
+
+
+def test_common_labels_are_on_every_object_of_the_release():
+    values = {"commonLabels": {"team": "llm", "app.kubernetes.io/name": "mine"}, "demo": {"enabled": True}}
+    values |= {"metrics": chart.MONITORING, "watchNamespaces": ["mr-system"], "operator": {"podLabels": {"team": "own"}}}
+    objects = [thing for thing in chart.render(values) if thing["kind"] != "CustomResourceDefinition"]
+    for thing in objects:
+        labels = thing["metadata"]["labels"]
+        assert (labels["team"], labels["app.kubernetes.io/name"]) == ("llm", "modelrelay"), chart.identity(thing)
+    template = chart.one(objects, "Deployment")["spec"]["template"]
+    assert template["metadata"]["labels"]["team"] == "own"
+    assert "team" not in chart.one(objects, "Deployment")["spec"]["selector"]["matchLabels"]
+
+
+def test_operator_takes_contexts_volumes_and_annotations():
+    volume, mount = {"name": "ca", "configMap": {"name": "ca"}}, {"name": "ca", "mountPath": "/etc/ssl/own"}
+    own = {
+        "podSecurityContext": {"runAsUser": 1000}, "securityContext": {"runAsNonRoot": True, "procMount": "Default"},
+        "volumes": [volume], "volumeMounts": [mount], "serviceAccount": {"annotations": {"a": "1"}},
+    }
+    objects = chart.render({"operator": own})
+    spec = chart.one(objects, "Deployment")["spec"]["template"]["spec"]
+    [container] = spec["containers"]
+    assert spec["securityContext"]["runAsUser"] == 1000 and spec["securityContext"]["runAsGroup"] == 65532
+    assert container["securityContext"]["procMount"] == "Default" and container["securityContext"]["readOnlyRootFilesystem"]
+    assert spec["volumes"][-1] == volume and container["volumeMounts"][-1] == mount
+    account = chart.one(objects, "ServiceAccount", "-operator")
+    assert account["metadata"]["annotations"] == {"a": "1"}

@@ -4,7 +4,8 @@
 
 {{- /* Truncated so that the longest name derived from it, <fullname>-operator-defaults, has at most the 63 characters of a Service's name. */ -}}
 {{- define "modelrelay.fullname" -}}
-{{- $name := .Values.fullnameOverride | default (contains .Chart.Name .Release.Name | ternary .Release.Name (printf "%s-%s" .Release.Name .Chart.Name)) -}}
+{{- $chart := .Values.nameOverride | default .Chart.Name -}}
+{{- $name := .Values.fullnameOverride | default (contains $chart .Release.Name | ternary .Release.Name (printf "%s-%s" .Release.Name $chart)) -}}
 {{ $name | trunc 45 | trimSuffix "-" }}
 {{- end }}
 
@@ -30,6 +31,16 @@ app.kubernetes.io/part-of: modelrelay
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ include "modelrelay.chart" . }}
+{{- include "modelrelay.extraLabels" . }}
+{{- end }}
+
+{{- /* The user's labels, each after a line break, without those that the chart sets. */ -}}
+{{- define "modelrelay.extraLabels" -}}
+{{- range $key, $value := .Values.commonLabels }}
+{{- if not (or (hasPrefix "app.kubernetes.io/" $key) (hasPrefix "helm.sh/" $key)) }}
+{{ $key }}: {{ $value | quote }}
+{{- end }}
+{{- end }}
 {{- end }}
 
 {{- define "modelrelay.labels" -}}

@@ -10,6 +10,7 @@
 pub mod report;
 pub mod rivals;
 pub mod rng;
+pub mod shared;
 pub mod worker;
 pub mod workload;
 

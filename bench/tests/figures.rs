@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use modelrelay_bench::simulation::report::{LENGTH, LOADS, Policy, SEEDS};
+use modelrelay_bench::simulation::report::{Keys, LENGTH, LOADS, Policy, SEEDS, one_key_beside_four};
 use modelrelay_bench::simulation::rivals::Rule;
 use modelrelay_bench::simulation::rng::Rng;
 use modelrelay_bench::simulation::worker::{Setup, WorkerSimulation};
@@ -164,8 +164,7 @@ fn saturated_models_wait_no_longer_than_their_bound() {
             let mut busy = Busy { rng: Rng::new(seed), models: clients };
             let outcome = run(&mut busy, &mut start_worker(models, load, LinkKind::Granted), LENGTH);
             let knobs = Knobs::default();
-            let candidate =
-                policy::Candidate { waiting: 4, age: Duration::ZERO, total_wait: Duration::ZERO, cost: secs(load) };
+            let candidate = policy::Candidate { waiting: 4, cost: secs(load), ..policy::Candidate::default() };
             let others = vec![candidate; models - 1];
             let bound = policy::bound(&knobs, true, &others, 0);
             for model in 0..models {
@@ -189,8 +188,7 @@ fn lone_request_is_not_starved_by_two_crowds() {
             let outcome = run(&mut Lone { busy, at, model: 2 }, &mut start_worker(3, load, LinkKind::Granted), LENGTH);
             let knobs = Knobs::default();
             let waited = outcome.worst(2);
-            let candidate =
-                policy::Candidate { waiting: 1, age: Duration::ZERO, total_wait: Duration::ZERO, cost: secs(load) };
+            let candidate = policy::Candidate { waiting: 1, cost: secs(load), ..policy::Candidate::default() };
             let longest = policy::longest_wait(&knobs, true, &[candidate; 2], 1);
             assert!(waited <= longest, "load {load} at {at}: {waited:?} beyond {longest:?}");
             assert_eq!(outcome.done_of(2), 1);
@@ -283,5 +281,35 @@ fn policy_starves_no_model_and_stays_near_best() {
             assert!(f64::from(ours.done) >= 0.98 * best, "{} at {load:?}: {} of {best}", kind.name(), ours.done);
             assert!(ours.worst_of_all() < secs(600.0), "{} at {load:?}: {:?}", kind.name(), ours.worst_of_all());
         }
+    }
+}
+
+#[test]
+fn batch_on_one_model_does_not_hold_up_chats_for_another() {
+    for load in LOADS.map(Duration::from_secs) {
+        for seed in SEEDS.take(2) {
+            let [(without, slow), (equal, _), (classed, fast)] = Keys::ALL.map(|keys| keys.simulate(load, seed));
+            let (slowest, longest) = (slow[slow.len() - 1], fast[fast.len() - 1]);
+            assert_eq!(equal, without, "load {load:?}: two keys of one class have equal turns");
+            // The floor of the batch's turn, or the least residency, a response that ends, and two swaps.
+            let bound = (3 * load).max(secs(5.0)) + 2 * load + secs(30.0);
+            assert!(longest <= bound, "load {load:?}: a chat waits {longest:?}");
+            assert!(load < secs(10.0) || longest < slowest.mul_f64(0.75), "load {load:?}: {longest:?} of {slowest:?}");
+            assert!(f64::from(classed) >= 0.6 * f64::from(without), "load {load:?}: {classed} of {without}");
+        }
+    }
+}
+
+#[test]
+fn keys_share_slot_by_service_whatever_their_models() {
+    let load = secs(3.0);
+    for seed in SEEDS.take(2) {
+        let ratio = |has_keys| {
+            let done = one_key_beside_four(has_keys, load, seed);
+            f64::from(done[0]) / f64::from(done[1..].iter().sum::<u32>()) * 4.0
+        };
+        let (before, after) = (ratio(false), ratio(true));
+        assert!(before > 3.0, "seed {seed}: the lone key gets {before} times the share of another");
+        assert!(after < 0.6 * before, "seed {seed}: {after} of {before}");
     }
 }

@@ -3,11 +3,13 @@
 //! Parsing has two steps, the `type` first, for two reasons: an unknown type may come from a newer peer and is skipped,
 //! not an error; and an internally tagged enum would copy every body of an old worker once more.
 
+mod class;
 mod conversation;
 mod redacted;
 mod relay_to_worker;
 mod worker_to_relay;
 
+pub use class::RequestClass;
 pub use conversation::ConversationKey;
 pub use relay_to_worker::*;
 pub use worker_to_relay::*;
@@ -165,6 +167,10 @@ pub struct Credit {
     pub stream: u32,
     /// The number of further payload bytes.
     pub bytes: u64,
+}
+
+fn is_zero(n: &u32) -> bool {
+    *n == 0
 }
 
 fn is_false(b: &bool) -> bool {

@@ -205,7 +205,7 @@ def plain_type(rust):
         return "[name, value]"
     if rust == "(ConversationKey, u64)":
         return "[key, number]"
-    if rust == "ConversationKey":
+    if rust in ("ConversationKey", "RequestClass"):
         return "text"
     return {"String": "text", "bool": "true or false", "u16": "number", "u32": "number", "u64": "number", "DetailsByModel": "map of objects"}.get(rust, rust)
 

@@ -71,7 +71,7 @@ pub fn begin(worker: &Arc<Worker>, link: &Arc<Link>, mut request: Request) {
         return refuse(WorkerError::BAD_BODY, "the request has no stream id or no body length");
     }
     // Before anything else is read: a demand includes the requests before it.
-    let (taken, start) = match worker.serving.admit(link, &request.model) {
+    let (taken, start) = match worker.serving.admit(link, &request.model, request.class) {
         Admission::Accepted(taken, start) => (taken, start),
         // The grant that states this is already queued.
         Admission::AtCapacity => return refuse(WorkerError::AT_CAPACITY, "all slots are busy"),

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use modelrelay_protocol::message::{Command, CommandResult, Demand, Slot, WorkerToRelay};
+use modelrelay_protocol::message::{Command, CommandResult, Demand, RequestClass, Slot, WorkerToRelay};
 use modelrelay_protocol::version::Capability;
 use serde_json::{Value, json};
 
@@ -188,7 +188,7 @@ impl Serving {
     }
 
     /// Admits a request that arrived for a model. With a multiplexer, it is queued when this returns.
-    pub fn admit(&self, link: &Link, model: &str) -> Admission {
+    pub fn admit(&self, link: &Link, model: &str, class: RequestClass) -> Admission {
         match self {
             Self::Single(single) => match single.capacity.handle_request(link) {
                 CapacityAdmission::Run(slot) => {
@@ -197,7 +197,7 @@ impl Serving {
                 CapacityAdmission::Held(held) => Admission::Accepted(None, Start::Held(Arc::clone(single), held)),
                 CapacityAdmission::AtCapacity => Admission::AtCapacity,
             },
-            Self::Multiplexed(slots) => match slots.arrive(link, model) {
+            Self::Multiplexed(slots) => match slots.arrive(link, model, class) {
                 Some(lease) => Admission::Accepted(Some(SlotGuard::Place(lease.ticket())), Start::Leasing(lease)),
                 None => Admission::Unlinked,
             },

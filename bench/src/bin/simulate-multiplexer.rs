@@ -14,10 +14,13 @@ fn main() -> ExitCode {
     let args: Vec<_> = std::env::args().skip(1).collect();
     let written = match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         [] => {
-            println!("{}\n{}", report::policies(), report::lingers());
+            println!("{}\n{}\n{}", report::policies(), report::lingers(), report::keys());
             Ok(())
         }
-        ["--write", path] => page::write(path, &[("policies", report::policies()), ("lingers", report::lingers())]),
+        ["--write", path] => {
+            let (policies, lingers) = (("policies", report::policies()), ("lingers", report::lingers()));
+            page::write(path, &[policies, lingers, ("keys", report::keys())])
+        }
         _ => Err("usage: simulate-multiplexer [--write PAGE]".to_owned()),
     };
     match written {

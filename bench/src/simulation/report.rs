@@ -4,10 +4,13 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use modelrelay_multiplexer::config::Linger;
+use modelrelay_relay::dispatch::Class;
 
 use super::rivals::{Rival, Rule};
+use super::rng::Rng;
+use super::shared::{KEY, SharedSimulation};
 use super::worker::Setup;
-use super::workload::Kind;
+use super::workload::{Busy, Kind, Saturated};
 use super::{Outcome, Scheduler, run};
 
 /// The simulated time.
@@ -113,6 +116,73 @@ pub fn lingers() -> String {
         }
     }
     text
+}
+
+/// A batch job and chats with different models, and what a relay knows of their keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Keys {
+    /// The relay requires no keys.
+    None,
+    /// Two keys of one class.
+    Equal,
+    /// The chats are `interactive`, the job is `batch`.
+    Classed,
+}
+
+impl Keys {
+    /// All of them, in the table's order.
+    pub const ALL: [Self; 3] = [Self::None, Self::Equal, Self::Classed];
+
+    fn classes(self) -> Option<Vec<Class>> {
+        match self {
+            Self::None => None,
+            Self::Equal => Some(vec![Class::Normal; 2]),
+            Self::Classed => Some(vec![Class::Batch, Class::Interactive]),
+        }
+    }
+
+    /// Simulates an hour of 64 batch requests for one model at any time, and a chat request for another every minute.
+    /// Returns the responses of the job, and the waiting times of the chats in order.
+    pub fn simulate(self, load: Duration, seed: u64) -> (u32, Vec<Duration>) {
+        let chat = KEY + 1;
+        let mut clients = Saturated { busy: Busy { rng: Rng::new(seed), models: vec![0; 64] }, rare: chat };
+        let outcome = run(&mut clients, &mut SharedSimulation::start(2, load, DRAIN, self.classes()), LENGTH);
+        let mut waits = outcome.models.get(&chat).map(|(_, waits)| waits.clone()).unwrap_or_default();
+        waits.sort_unstable();
+        (outcome.done_of(0), waits)
+    }
+}
+
+/// The table that compares what a relay knows of the keys of a batch job and of chats, as Markdown.
+pub fn keys() -> String {
+    let mut text = String::from(
+        "| load | no keys | keys of one class | **chats `interactive`, job `batch`** |\n|---|---|---|---|\n",
+    );
+    for secs in LOADS {
+        let _ = write!(text, "| {secs} s |");
+        for keys in Keys::ALL {
+            let runs: Vec<_> = SEEDS.map(|seed| keys.simulate(Duration::from_secs(secs), seed)).collect();
+            let done = runs.iter().map(|(done, _)| f64::from(*done)).sum::<f64>() / runs.len() as f64;
+            let mut waits: Vec<_> = runs.into_iter().flat_map(|(_, waits)| waits).collect();
+            waits.sort_unstable();
+            let part = |percent: usize| waits[(waits.len() - 1) * percent / 100].as_secs_f64();
+            let cell = format!("{done:.0} / {:.0} / {:.0}", part(50), part(100));
+            let _ = if keys == Keys::Classed { write!(text, " **{cell}** |") } else { write!(text, " {cell} |") };
+        }
+        text.push('\n');
+    }
+    text
+}
+
+/// Simulates an hour in which one key keeps eight requests waiting for one model, and each of four other keys for another
+/// model. Returns the responses of each key.
+pub fn one_key_beside_four(has_keys: bool, load: Duration, seed: u64) -> Vec<u32> {
+    let model = |key: usize| KEY * key + key.min(1);
+    let models = (0..5).flat_map(|key| vec![model(key); 8]).collect();
+    let mut clients = Busy { rng: Rng::new(seed), models };
+    let classes = has_keys.then(|| vec![Class::Normal; 5]);
+    let outcome = run(&mut clients, &mut SharedSimulation::start(2, load, DRAIN, classes), LENGTH);
+    (0..5).map(|key| outcome.done_of(model(key))).collect()
 }
 
 fn show(cell: Cell) -> String {

@@ -11,7 +11,7 @@ use modelrelay_multiplexer::Model;
 use modelrelay_multiplexer::config::{Knobs, ModelConfig, SlotConfig};
 use modelrelay_multiplexer::effect::Effect;
 use modelrelay_multiplexer::event::{
-    Arrival, Demand, Event, Found, Left, LinkKind, OpId, Outcome, RelayKey, RequestKey,
+    Arrival, Demand, Event, Found, Left, LinkKind, OpId, Outcome, RelayKey, RequestClass, RequestKey,
 };
 use modelrelay_multiplexer::machine::{Jitter, Machine};
 use modelrelay_multiplexer::memory::Reading;
@@ -191,7 +191,8 @@ impl WorkerSimulation {
     }
 
     fn arrived(&mut self, id: JobId, model: ModelId, at: Time, now: Time, begin: &mut Vec<JobId>) {
-        let arrival = Arrival { relay: RELAY, request: RequestKey(id as u64), model: name(model), at: self.start + at };
+        let (request, class) = (RequestKey(id as u64), RequestClass::Normal);
+        let arrival = Arrival { relay: RELAY, request, model: name(model), at: self.start + at, class };
         self.handle(Event::Arrived(arrival), now, begin);
     }
 
@@ -204,6 +205,8 @@ impl WorkerSimulation {
                 waiting: u32::try_from(queue.len()).unwrap_or(u32::MAX),
                 oldest: ages.clone().max().unwrap_or_default(),
                 sum: ages.sum(),
+                class: RequestClass::Normal,
+                rank: 0,
             }
         });
         let models = models.collect();

@@ -99,7 +99,7 @@ impl Kind {
     pub fn clients(self, seed: u64) -> Box<dyn Workload> {
         let rng = Rng::new(seed);
         match self {
-            Self::Saturated => Box::new(Saturated { busy: Busy { rng, models: vec![0; 8] } }),
+            Self::Saturated => Box::new(Saturated { busy: Busy { rng, models: vec![0; 8] }, rare: 1 }),
             Self::PoissonEven => Box::new(Poisson { rng, every: 2.0, shares: vec![0.5, 0.5] }),
             Self::PoissonRare => Box::new(Poisson { rng, every: 1.4, shares: vec![0.95, 0.05] }),
             Self::PoissonThree => Box::new(Poisson { rng, every: 2.0, shares: vec![0.6, 0.3, 0.1] }),
@@ -115,10 +115,13 @@ impl Kind {
     }
 }
 
-/// Clients without a pause at model 0, and one request a minute for model 1.
+/// Clients without a pause, and one request a minute for another model.
 #[derive(Debug)]
-struct Saturated {
-    busy: Busy,
+pub struct Saturated {
+    /// The clients.
+    pub busy: Busy,
+    /// The other model.
+    pub rare: ModelId,
 }
 
 impl Workload for Saturated {
@@ -128,13 +131,13 @@ impl Workload for Saturated {
         for minute in 0..60 {
             let service = self.busy.rng.lognormal(SERVICE, SERVICE_SIGMA);
             let client = self.busy.models.len();
-            jobs.push((phase + Duration::from_secs(60 * minute), Job { client, model: 1, service }));
+            jobs.push((phase + Duration::from_secs(60 * minute), Job { client, model: self.rare, service }));
         }
         jobs
     }
 
     fn after(&mut self, answered: &Job, now: Time) -> Vec<(Time, Job)> {
-        if answered.model == 1 { Vec::new() } else { self.busy.after(answered, now) }
+        if answered.model == self.rare { Vec::new() } else { self.busy.after(answered, now) }
     }
 }
 

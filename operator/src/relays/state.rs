@@ -343,7 +343,7 @@ mod tests {
         };
         assert_eq!(tokio::join!(depth(), relays).0, Some(2));
         assert!(!states.is_wanted("llm", "local"));
-        let began = tokio::time::Instant::now();
+        let began = Instant::now();
         assert_eq!((depth().await, began.elapsed()), (Some(2), timeout), "they are silent");
     }
 

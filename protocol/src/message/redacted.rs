@@ -33,6 +33,7 @@ impl fmt::Debug for Request {
             window,
             wants_details,
             conversation,
+            class,
         } = self;
         f.debug_struct("Request")
             .field("request_id", request_id)
@@ -48,6 +49,7 @@ impl fmt::Debug for Request {
             .field("window", window)
             .field("wants_details", wants_details)
             .field("conversation", conversation)
+            .field("class", class)
             .finish()
     }
 }

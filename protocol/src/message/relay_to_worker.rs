@@ -4,7 +4,10 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{CancelReason, ConversationKey, Credit, MessageError, Parsed, conversation, is_false, read, type_of};
+use super::{
+    CancelReason, ConversationKey, Credit, MessageError, Parsed, RequestClass, class, conversation, is_false, is_zero,
+    read, type_of,
+};
 
 /// A message from relay to worker.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -138,6 +141,9 @@ pub struct Request {
     /// The key of its conversation, if it has one (`homes1`). Ignored if it is not 16 hexadecimal digits.
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "conversation::if_valid")]
     pub conversation: Option<ConversationKey>,
+    /// `interactive`, `normal` (the default) or `batch` (`slots1`).
+    #[serde(default, skip_serializing_if = "RequestClass::is_normal", deserialize_with = "class::or_normal")]
+    pub class: RequestClass,
 }
 
 /// Ends a request.
@@ -206,7 +212,7 @@ pub struct Demand {
 }
 
 /// The waiting requests of one model.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ModelDemand {
     /// The model.
     pub id: String,
@@ -218,6 +224,13 @@ pub struct ModelDemand {
     /// Sum of their ages.
     #[serde(default)]
     pub sum_ms: u64,
+    /// The highest class of these requests: `interactive`, `normal` (the default) or `batch` (`slots1`).
+    #[serde(default, skip_serializing_if = "RequestClass::is_normal", deserialize_with = "class::or_normal")]
+    pub class: RequestClass,
+    /// The place of the model in the relay's fair order among those of this message, from 0; models may share a place
+    /// (`slots1`).
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub rank: u32,
 }
 
 /// An admin's command to a multiplexer.

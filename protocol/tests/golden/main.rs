@@ -11,8 +11,8 @@ mod worker_of_the_walkthrough;
 mod worker_with_capabilities;
 
 use modelrelay_protocol::message::{
-    CancelReason, ConversationKey, MessageError, Parsed, RelayToWorker, SlotModelStatus, SlotState, WorkerError,
-    WorkerToRelay, encode,
+    CancelReason, ConversationKey, MessageError, Parsed, RelayToWorker, RequestClass, SlotModelStatus, SlotState,
+    WorkerError, WorkerToRelay, encode,
 };
 use serde::Serialize;
 use serde_json::{Value, json};

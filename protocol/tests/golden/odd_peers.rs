@@ -47,6 +47,18 @@ fn only_message_with_body_may_exceed_one_mebibyte() {
     }
 }
 
+#[test]
+fn unknown_class_is_normal() {
+    for class in ["\"urgent\"", "\"Batch\"", "1", "null", "[]"] {
+        let text = format!(r#"{{"type": "request", "request_id": "r", "endpoint_path": "/", "class": {class}}}"#);
+        let RelayToWorker::Request(request) = known(&text) else { panic!("no request") };
+        assert_eq!(request.class, RequestClass::Normal, "{class}");
+        let text = format!(r#"{{"type": "demand", "models": [{{"id": "m", "waiting": 1, "class": {class}}}]}}"#);
+        let RelayToWorker::Demand(demand) = known(&text) else { panic!("no demand") };
+        assert_eq!((demand.models[0].class, demand.models[0].waiting), (RequestClass::Normal, 1), "{class}");
+    }
+}
+
 /// The request can be served without it.
 #[test]
 fn malformed_conversation_of_request_is_ignored() {

@@ -34,6 +34,17 @@ fn request_of_conversation() {
 }
 
 #[test]
+fn request_of_class() {
+    let RelayToWorker::Request(request) = golden(
+        r#"{"type": "request", "request_id": "r-20", "model": "qwen", "endpoint_path": "/v1/messages",
+                "is_streaming": true, "headers": {}, "stream": 20, "content_length": 9, "class": "batch"}"#,
+    ) else {
+        panic!("no request")
+    };
+    assert_eq!(request.class, RequestClass::Batch);
+}
+
+#[test]
 fn request_with_default_method() {
     let RelayToWorker::Request(request) = golden(
         r#"{"type": "request", "request_id": "r-18", "model": "qwen", "endpoint_path": "/v1/chat/completions",
@@ -63,6 +74,21 @@ fn demand() {
         r#"{"type": "demand", "models": [{"id": "m", "waiting": 3, "oldest_ms": 1200, "sum_ms": 2100}]}"#,
     );
     golden::<RelayToWorker>(r#"{"type": "demand", "models": []}"#);
+}
+
+#[test]
+fn demand_with_class_and_rank() {
+    let RelayToWorker::Demand(demand) = golden(
+        r#"{"type": "demand", "models": [
+                {"id": "a", "waiting": 64, "oldest_ms": 90, "sum_ms": 99, "class": "batch", "rank": 2},
+                {"id": "b", "waiting": 1, "oldest_ms": 5, "sum_ms": 5, "class": "interactive"},
+                {"id": "c", "waiting": 1, "oldest_ms": 5, "sum_ms": 5, "rank": 1}]}"#,
+    ) else {
+        panic!("no demand")
+    };
+    let places = demand.models.iter().map(|model| (model.class, model.rank));
+    let [batch, chat, other] = [(RequestClass::Batch, 2), (RequestClass::Interactive, 0), (RequestClass::Normal, 1)];
+    assert!(places.eq([batch, chat, other]));
 }
 
 #[test]

@@ -10,8 +10,8 @@ use tracing::{debug, info, warn};
 
 use super::{Provider, ProviderCore};
 use crate::dispatch::{
-    CancelReason, Decision, Effect, Failure, FailureReport, LoadFailure, ModelDemand, RequestKey, RequeueReason, Stage,
-    WorkerKey,
+    CancelReason, Class, Decision, Effect, Failure, FailureReport, LoadFailure, ModelDemand, RequestKey, RequeueReason,
+    Stage, WorkerKey,
 };
 use crate::provider::request::{NeedsCore1, RequestRecord};
 use crate::telemetry::journal::PER_REQUEST;
@@ -20,8 +20,8 @@ use crate::telemetry::metrics::{QueueOutcome, RequeueReason as RequeueLabel};
 impl Provider {
     pub(super) fn execute(&self, state: &mut ProviderCore, effect: Effect) {
         match effect {
-            Effect::Send { worker, request, attempt, waited, decision } => {
-                self.send(state, (worker, request, attempt), waited, decision);
+            Effect::Send { worker, request, attempt, waited, decision, class } => {
+                self.send(state, (worker, request, attempt), waited, (decision, class));
             }
             Effect::CancelSent { worker, request, attempt: _, reason } => {
                 if let Some(link) = state.links.get(&worker) {
@@ -66,7 +66,7 @@ impl Provider {
         state: &ProviderCore,
         (worker, request, attempt): (WorkerKey, RequestKey, u32),
         waited: Duration,
-        decision: Decision,
+        (decision, class): (Decision, Class),
     ) {
         let (Some(link), Some(record)) = (state.links.get(&worker), state.requests.get(&request)) else {
             // The core knows only links and requests that the shell passed to it, and removes them first.
@@ -89,7 +89,7 @@ impl Provider {
         if let Some(trace) = &record.trace {
             trace.begin_attempt(record, &link.info.name, (attempt, decision), waited);
         }
-        let wire_id = link.send(record, attempt);
+        let wire_id = link.send(record, attempt, class);
         info!(
             target: PER_REQUEST,
             request_id = record.id,
@@ -290,6 +290,8 @@ fn demand_message(demand: &[ModelDemand]) -> wire::Demand {
         waiting: model.waiting,
         oldest_ms: model.oldest.as_millis() as u64,
         sum_ms: model.sum.as_millis() as u64,
+        class: model.class.into(),
+        rank: model.rank,
     });
     wire::Demand { models: models.collect() }
 }

@@ -15,7 +15,7 @@ use modelrelay_protocol::headers::looks_like_key;
 use modelrelay_protocol::message::{ConversationKey, RelayToWorker, Request, TokenCounts, encode};
 use modelrelay_protocol::paths::Endpoint;
 
-use crate::dispatch::{Decision, RequestKey};
+use crate::dispatch::{Class, Decision, RequestKey};
 #[cfg(test)]
 use crate::net::budget::Budget;
 use crate::provider::exchange::Exchange;
@@ -140,14 +140,22 @@ impl RequestRecord {
         self.progress.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The `request` message for a `core1` worker; the body follows in pieces. `conversation` is for `homes1`.
-    pub fn core1_text(&self, request_id: &str, stream: u32, window: Option<u64>, conversation: Option<u64>) -> String {
+    /// The `request` message for a `core1` worker; the body follows in pieces. `conversation` is for `homes1`, a `class` other
+    /// than the default for `slots1`.
+    pub fn core1_text(
+        &self,
+        request_id: &str,
+        stream: u32,
+        window: Option<u64>,
+        (conversation, class): (Option<u64>, Class),
+    ) -> String {
         encode(&RelayToWorker::Request(Request {
             stream: Some(stream),
             content_length: Some(self.body.len() as u64),
             window,
             wants_details: self.trace.as_ref().is_some_and(|trace| trace.is_recording()),
             conversation: conversation.map(ConversationKey),
+            class: class.into(),
             ..self.envelope(request_id)
         }))
     }

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 pub use modelrelay_protocol::grants::LinkKind;
+pub use modelrelay_protocol::message::RequestClass;
 
 use super::Model;
 use super::config::SlotConfig;
@@ -130,6 +131,8 @@ pub struct Arrival {
     pub model: Model,
     /// When it arrived at the relay, or here if that is not known.
     pub at: Instant,
+    /// Its class.
+    pub class: RequestClass,
 }
 
 /// The requests that wait at a relay for one model.
@@ -143,6 +146,10 @@ pub struct Demand {
     pub oldest: Duration,
     /// Sum of their ages.
     pub sum: Duration,
+    /// Their highest class.
+    pub class: RequestClass,
+    /// The model's place in this relay's fair order, from 0. Models may share a place.
+    pub rank: u32,
 }
 
 impl Demand {
@@ -150,7 +157,7 @@ impl Demand {
     #[must_use]
     pub fn aged(&self, by: Duration) -> Self {
         let (oldest, sum) = (self.oldest.saturating_add(by), self.sum.saturating_add(by.saturating_mul(self.waiting)));
-        Self { model: Model::clone(&self.model), waiting: self.waiting, oldest, sum }
+        Self { model: Model::clone(&self.model), oldest, sum, ..*self }
     }
 
     /// Removes one waiting request. Which one is unknown, so it is assumed to have the average age.
@@ -236,7 +243,8 @@ mod tests {
     #[test]
     fn removed_request_reduces_total_by_average_age() {
         let secs = Duration::from_secs;
-        let mut demand = Demand { model: "a".into(), waiting: 3, oldest: secs(20), sum: secs(30) };
+        let (model, class) = ("a".into(), RequestClass::Normal);
+        let mut demand = Demand { model, waiting: 3, oldest: secs(20), sum: secs(30), class, rank: 0 };
         demand.take_one();
         assert_eq!((demand.waiting, demand.sum), (2, secs(20)));
         demand.take_one();

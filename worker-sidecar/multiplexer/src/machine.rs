@@ -51,7 +51,7 @@ use self::state::{Preflight, Resident, State, SwapRecord};
 use super::Model;
 use super::config::{NEVER, SlotConfig};
 use super::effect::{Effect, SlotEvent};
-use super::event::{Event, Generation, OpId, Outcome, RelayKey, RequestKey};
+use super::event::{Event, Generation, OpId, Outcome, RelayKey, RequestClass, RequestKey};
 
 /// If the driver has not replied to a question by then, the question is treated as failed.
 const QUESTION_TIMEOUT: Duration = Duration::from_secs(10);
@@ -100,6 +100,7 @@ pub struct Machine {
 struct LeaseState {
     model: Model,
     relay: RelayKey,
+    class: RequestClass,
     /// True if its holder has been notified to end it.
     cancelled: bool,
     /// True if its request is no longer wanted. It then occupies no capacity, but holds the model until it is released.

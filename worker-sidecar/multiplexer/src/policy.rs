@@ -4,8 +4,11 @@
 //!   time: neither the least residency nor the quantum ever idles the GPU.
 //! - An idle resident is unloaded at once, or after a short *linger* if its history predicts that its next request is
 //!   about to arrive and that waiting saves two swaps.
-//! - Among the models with waiting requests, the one with the most waiting time per second of swapping comes first,
-//!   unless another one has waited longer than its bound.
+//! - Among the models with waiting requests, the first one in the relays' fair order comes first: of the highest class,
+//!   then of keys with the least service. Of those that share its place, it is the one with the most waiting time per
+//!   second of swapping. A model that has waited longer than its bound comes before all of them.
+//! - A resident all of whose work is of a lower class than a waiting request stays only for the floor of the quantum. So
+//!   does one whose keys had attained more service than those of another model already when it was loaded.
 //! - Age acts only through the quantum, and never cuts it below three times the cost: a limit that could cut it would
 //!   turn every backlog into arrival order, which does nothing but swap.
 //!
@@ -18,6 +21,7 @@ use std::time::{Duration, Instant};
 
 use super::config::{Knobs, Linger};
 use super::estimate::Gaps;
+use super::event::RequestClass;
 
 /// A resident with work stays at least this many times the swap cost: then at most a quarter of the time is swapping.
 const FLOOR_COSTS: u32 = 3;
@@ -44,7 +48,7 @@ const FEWEST_GAPS: usize = 3;
 const LEAST_COST: Duration = Duration::from_millis(1);
 
 /// A model that has waiting requests and may be loaded: not in back-off, not kept out by a pin.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Candidate {
     /// The number of waiting requests, here and at relays.
     pub waiting: u32,
@@ -54,6 +58,13 @@ pub struct Candidate {
     pub total_wait: Duration,
     /// The cost of the swap to it.
     pub cost: Duration,
+    /// The highest class of the waiting requests.
+    pub class: RequestClass,
+    /// Its place in the fair order of the relays, from 0. Candidates may share a place.
+    pub rank: u32,
+    /// True if its keys had attained less service than those of the resident when the resident was loaded, and are of
+    /// the same class: the resident's turn increases the difference.
+    pub is_owed: bool,
 }
 
 /// The resident, as the policy sees it.
@@ -67,6 +78,8 @@ pub struct ResidentView<'a> {
     pub gaps: &'a Gaps,
     /// The usual number of its requests that run or wait at once.
     pub concurrency: f64,
+    /// The highest class of its running and waiting requests.
+    pub class: RequestClass,
 }
 
 /// A decision of the policy.
@@ -112,12 +125,23 @@ pub fn decide(knobs: &Knobs, resident: &ResidentView<'_>, candidates: &[Candidat
             Decision::Stay { recheck: Some(until), lingering: true }
         };
     }
-    if now >= resident.since + quantum(knobs, cost) {
+    if now >= turn_end(knobs, resident, candidates, to) {
         return Decision::Leave { to, why: Why::Quantum };
     }
     // Another candidate may overtake the pick in the meantime, and may have the shorter quantum.
-    let dues = candidates.iter().map(|candidate| resident.since + quantum(knobs, candidate.cost));
+    let dues = (0..candidates.len()).map(|other| turn_end(knobs, resident, candidates, other));
     Decision::Stay { recheck: dues.filter(|due| *due > now).min(), lingering: false }
+}
+
+/// Returns when a resident with work is unloaded for one of the candidates.
+pub fn turn_end(knobs: &Knobs, resident: &ResidentView<'_>, candidates: &[Candidate], to: usize) -> Instant {
+    let precedes = |candidate: &Candidate| {
+        candidate.class < resident.class || candidate.class == resident.class && candidate.is_owed
+    };
+    // Whichever model comes next: one that is late comes before the one that ends the turn early.
+    let cost = candidates[to].cost;
+    let turn = if candidates.iter().any(precedes) { floor(knobs, cost) } else { quantum(knobs, cost) };
+    resident.since + turn
 }
 
 /// Returns the index of the next candidate. `busy`: the resident has work, so its turn also comes before a waiter's.
@@ -125,12 +149,14 @@ pub fn pick(knobs: &Knobs, busy: bool, candidates: &[Candidate]) -> Option<usize
     let late = |index: &usize| candidates[*index].age > bound(knobs, busy, candidates, *index);
     let oldest = (0..candidates.len()).filter(late).max_by_key(|index| candidates[*index].age);
     oldest.or_else(|| {
+        let place = |index: usize| (candidates[index].class, candidates[index].rank);
+        let first = (0..candidates.len()).map(place).min()?;
         let worth = |index: &usize| {
             let Candidate { total_wait, cost, .. } = candidates[*index];
             total_wait.as_secs_f64() / cost.max(LEAST_COST).as_secs_f64()
         };
         // Ties go to the oldest, then to the first.
-        (0..candidates.len()).rev().max_by(|a, b| {
+        (0..candidates.len()).rev().filter(|index| place(*index) == first).max_by(|a, b| {
             let by_age = || candidates[*a].age.cmp(&candidates[*b].age);
             worth(a).total_cmp(&worth(b)).then_with(by_age)
         })
@@ -139,9 +165,13 @@ pub fn pick(knobs: &Knobs, busy: bool, candidates: &[Candidate]) -> Option<usize
 
 /// Returns how long a resident with work stays before a swap that costs `cost`.
 pub fn quantum(knobs: &Knobs, cost: Duration) -> Duration {
-    let floor = knobs.min_residency.max(cost * FLOOR_COSTS);
     let tenure = (cost * TENURE_COSTS).min(max_wait(knobs, cost).saturating_sub(cost));
-    floor.max(tenure)
+    floor(knobs, cost).max(tenure)
+}
+
+/// Returns how long a resident with work stays at least before a swap that costs `cost`.
+pub fn floor(knobs: &Knobs, cost: Duration) -> Duration {
+    knobs.min_residency.max(cost * FLOOR_COSTS)
 }
 
 /// Returns how long a model should wait at most.

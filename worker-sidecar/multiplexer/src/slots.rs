@@ -16,7 +16,7 @@ use super::board::{Peer, RelayNotifier, RelaySink};
 use super::config::SlotConfig;
 use super::driver::slot::SlotDriver;
 use super::error::SlotError;
-use super::event::{Arrival, Demand, Event, Order, RelayKey, RequestKey};
+use super::event::{Arrival, Demand, Event, Order, RelayKey, RequestClass, RequestKey};
 use super::machine::{Jitter, Machine};
 use super::metrics::MultiplexerMetrics;
 
@@ -91,14 +91,14 @@ impl Multiplexer {
     }
 
     /// A request arrived, which its relay received at `at`. It is queued when this returns; dropping the future cancels it.
-    pub fn arrive(&self, relay: RelayKey, model: &str, at: Instant) -> PendingLease {
+    pub fn arrive(&self, relay: RelayKey, (model, class): (&str, RequestClass), at: Instant) -> PendingLease {
         let request = RequestKey(self.next_key());
         let Some(place) = self.board.enter(relay, model, now()) else {
             let (model, known) = (Model::from(model), self.board.names());
             return PendingLease::refused(request, SlotError::UnknownModel { model, known });
         };
         let model = Model::clone(place.model());
-        self.slots[place.slot()].arrive(Arrival { relay, request, model, at }, place)
+        self.slots[place.slot()].arrive(Arrival { relay, request, model, at, class }, place)
     }
 
     /// A relay reported its waiting requests.
@@ -108,6 +108,8 @@ impl Multiplexer {
             waiting: model.waiting,
             oldest: Duration::from_millis(model.oldest_ms),
             sum: Duration::from_millis(model.sum_ms),
+            class: model.class,
+            rank: model.rank,
         };
         let stated: Vec<_> = demand.models.iter().map(stated).collect();
         self.board.handle_demand(relay, &stated, now());

@@ -18,7 +18,7 @@ use modelrelay_multiplexer::event::RelayKey;
 use modelrelay_multiplexer::metrics::MultiplexerMetrics;
 use modelrelay_multiplexer::policy::{self, Candidate};
 use modelrelay_multiplexer::slots::Multiplexer;
-use modelrelay_protocol::message::{CommandResult, Grant, Slots, WorkerToRelay, encode};
+use modelrelay_protocol::message::{CommandResult, Grant, RequestClass, Slots, WorkerToRelay, encode};
 use modelrelay_protocol::names::Naming;
 use modelrelay_protocol::outbox::Latest;
 
@@ -179,8 +179,7 @@ impl MultiplexedBackend {
         let waits = slots.iter().filter_map(|slot| Some((slot, &in_force(&slot.id)?.config.knobs))).flat_map(
             |(slot, knobs)| {
                 let cost = |ms: u64| Duration::from_millis(ms);
-                let candidate =
-                    |ms| Candidate { waiting: 1, age: Duration::ZERO, total_wait: Duration::ZERO, cost: cost(ms) };
+                let candidate = |ms| Candidate { waiting: 1, cost: cost(ms), ..Candidate::default() };
                 let candidates: Vec<_> = slot.models.iter().map(|model| candidate(model.swap_cost_ms)).collect();
                 let longest = |index| policy::longest_wait(knobs, false, &candidates, index);
                 let waits = slot.models.iter().enumerate().map(|(index, model)| (model.id.clone(), longest(index)));
@@ -191,8 +190,8 @@ impl MultiplexedBackend {
     }
 
     /// A request arrived. It is queued when this returns. Returns `None` if its link is gone.
-    pub(super) fn arrive(self: &Arc<Self>, link: &Link, model: &str) -> Option<PendingStart> {
-        let arriving = self.multiplexer.arrive(link.seat()?, model, Instant::now());
+    pub(super) fn arrive(self: &Arc<Self>, link: &Link, model: &str, class: RequestClass) -> Option<PendingStart> {
+        let arriving = self.multiplexer.arrive(link.seat()?, (model, class), Instant::now());
         Some(PendingStart { arriving, slots: Arc::clone(self) })
     }
 

@@ -4,12 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::clock::Moment;
 use super::event::{Model, WorkerKey};
+use super::owner::Class;
 
 /// The demand reported to one worker.
 #[derive(Debug, Default)]
 pub(crate) struct DemandState {
-    /// The worker's own count of waiting requests; models without waiting requests are absent.
-    pub(crate) worker_counts: BTreeMap<Model, u32>,
+    /// The worker's own count of waiting requests, and their highest class; models without waiting requests are absent.
+    pub(crate) worker_counts: BTreeMap<Model, (u32, Class)>,
     /// True if the demand is reported even if the count seems right: the worker adds its refusals to a count that may
     /// have been zero or below, and subtracts the requests it received.
     pub(crate) doubtful: bool,
@@ -36,7 +37,7 @@ impl DemandState {
         // The last state is always reported, also to a worker that counts for itself; and a worker that sums its models
         // up subtracts every request, whatever its model.
         self.doubtful |= !self.worker_counts.is_empty();
-        let Some(count) = self.worker_counts.get_mut(model) else { return false };
+        let Some((count, _)) = self.worker_counts.get_mut(model) else { return false };
         *count -= 1;
         let is_last = *count == 0;
         if is_last {

@@ -6,6 +6,7 @@ use std::time::Duration;
 use modelrelay_protocol::queue_position::QueuePosition;
 
 use super::event::{CancelReason, FailureReport, LoadFailure, Model, RequestKey, WorkerKey};
+use super::owner::Class;
 
 /// An action for the shell to execute.
 ///
@@ -25,6 +26,8 @@ pub enum Effect {
         waited: Duration,
         /// Why the request goes to this worker.
         decision: Decision,
+        /// Its class.
+        class: Class,
     },
     /// Notify the worker that the request is cancelled. Its slot is already free.
     CancelSent {
@@ -163,6 +166,10 @@ pub struct ModelDemand {
     pub oldest: Duration,
     /// The sum of their ages.
     pub sum: Duration,
+    /// Their highest class, for a multiplexer.
+    pub class: Class,
+    /// The model's place in the fair order among those of the report, for a multiplexer. Models may share a place.
+    pub rank: u32,
 }
 
 /// The stage of a request when it was cancelled.

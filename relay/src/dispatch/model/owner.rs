@@ -4,6 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
+use modelrelay_protocol::message::RequestClass;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -58,6 +59,16 @@ pub enum ShareError {
 impl Class {
     /// All classes, the highest first.
     pub(crate) const ALL: [Self; 3] = [Self::Interactive, Self::Normal, Self::Batch];
+}
+
+impl From<Class> for RequestClass {
+    fn from(class: Class) -> Self {
+        match class {
+            Class::Interactive => Self::Interactive,
+            Class::Normal => Self::Normal,
+            Class::Batch => Self::Batch,
+        }
+    }
 }
 
 impl FromStr for Class {

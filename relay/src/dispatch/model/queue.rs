@@ -302,6 +302,15 @@ impl ModelQueue {
         total(self.lanes_for(worker, is_due))
     }
 
+    /// Returns the class and key of each of those lanes, in no order.
+    pub(crate) fn shares_for<'a>(
+        &'a self,
+        worker: &'a Worker,
+        is_due: impl Fn(&LaneKey) -> bool + 'a,
+    ) -> impl Iterator<Item = (Class, FlowId)> {
+        self.lanes_for(worker, is_due).map(|lane| (lane.key().class, lane.key().flow))
+    }
+
     /// Returns the sum of the arrivals of the oldest `count` of those, in nanoseconds. Costs a step for each lane and for each
     /// of these requests.
     pub(crate) fn first_arrivals(&self, worker: &Worker, count: u32, is_due: impl Fn(&LaneKey) -> bool) -> i128 {

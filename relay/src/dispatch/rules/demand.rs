@@ -2,19 +2,21 @@
 //! load models by it.
 //!
 //! The first change is reported at once, later ones at most every 50 ms per worker, and the last state is always
-//! reported. A change in a model's queue marks the workers that listen to it. A marked worker stops listening until its
-//! report is sent, so that a burst of changes costs each worker one message and no request pays for a walk over all of
-//! them. A worker subtracts requests itself as they reach it, so the core tracks the worker's current count, not the
-//! last report.
+//! reported. A change in a model's queue marks the workers that listen to it. A marked worker stops listening until
+//! its report is sent, so that a burst of changes costs each worker one message and no request pays for a walk over
+//! all of them. A multiplexer also receives each model's highest class and its place in the fair order, by which it
+//! swaps; a change of the class alone is reported, one of the place is not. A worker subtracts requests itself as they
+//! reach it, so the core tracks the worker's current count, not the last report.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::dispatch::Dispatch;
 use crate::dispatch::model::clock::{Span, duration};
 use crate::dispatch::model::effect::{Effect, ModelDemand};
 use crate::dispatch::model::event::WorkerKey;
 use crate::dispatch::model::models::ModelId;
-use crate::dispatch::model::queue::Waiting;
+use crate::dispatch::model::owner::{Class, Service};
+use crate::dispatch::model::queue::{LaneKey, Waiting};
 use crate::dispatch::model::registry::Worker;
 
 /// The least time between two reports to one worker, in nanoseconds.
@@ -108,9 +110,15 @@ impl Dispatch {
         let Some(worker) = self.workers.get(&key) else {
             return;
         };
-        let mut demand: Vec<_> = worker.models.iter().filter_map(|model| self.demand_of(*model, key)).collect();
+        let entries = worker.models.iter().filter_map(|model| self.demand_of(*model, worker));
+        let (mut demand, places): (Vec<_>, Vec<_>) = entries.unzip();
+        let order: BTreeSet<_> = places.iter().copied().collect();
+        for (entry, place) in demand.iter_mut().zip(places) {
+            entry.rank = u32::try_from(order.range(..place).count()).unwrap_or(u32::MAX);
+        }
         demand.sort_unstable_by(|a, b| a.model.cmp(&b.model));
-        let real: BTreeMap<_, _> = demand.iter().map(|entry| (entry.model.clone(), entry.waiting)).collect();
+        let count = |entry: &ModelDemand| (entry.model.clone(), (entry.waiting, entry.class));
+        let real: BTreeMap<_, _> = demand.iter().map(count).collect();
         for model in &worker.models {
             let group = &mut self.models[*model];
             if group.concerns(worker) {
@@ -137,16 +145,30 @@ impl Dispatch {
         group.reported_demand(worker, |lane| !self.passes_over(group, worker.key, lane))
     }
 
-    /// Returns a worker's demand entry for one model.
-    fn demand_of(&self, model: ModelId, worker: WorkerKey) -> Option<ModelDemand> {
-        let waiting = self.reported_demand(model, self.workers.get(&worker)?);
+    /// Returns a worker's demand entry for one model, still without its rank, and the class and service of the request
+    /// that goes first. Only multiplexers, which swap by them, receive these.
+    fn demand_of(&self, model: ModelId, worker: &Worker) -> Option<(ModelDemand, (Class, Service))> {
+        let waiting = self.reported_demand(model, worker);
         let oldest = waiting.oldest?;
         let sum = self.clock.now.nanos() * i128::from(waiting.count) - waiting.arrivals;
-        Some(ModelDemand {
+        let place = worker.multiplexer.as_ref().and_then(|_| self.fair_place(model, worker)).unwrap_or_default();
+        let demand = ModelDemand {
             model: self.models[model].name.clone(),
             waiting: waiting.count,
             oldest: duration(self.clock.now.since(oldest)),
             sum: duration(Span::try_from(sum).unwrap_or(Span::MAX)),
-        })
+            class: place.0,
+            rank: 0,
+        };
+        Some((demand, place))
+    }
+
+    /// Returns the highest class of the requests that wait for a model of this worker, and the least service of their keys.
+    /// Promotion does not change it: a model whose requests wait for long comes first by the multiplexer's own bound.
+    fn fair_place(&self, model: ModelId, worker: &Worker) -> Option<(Class, Service)> {
+        let group = &self.models[model];
+        let is_due = |lane: &LaneKey| group.concerns(worker) && !self.passes_over(group, worker.key, lane);
+        let shares = group.queue.shares_for(worker, is_due);
+        shares.map(|(class, flow)| (class, self.queue.flows.service(flow))).min()
     }
 }

@@ -149,6 +149,7 @@ impl Dispatch {
             attempt: request.attempts,
             waited: duration(self.clock.now.since(since)),
             decision,
+            class: request.class,
         });
         let home = request.conversation().map(|conversation| (conversation, request.new.bytes));
         if let Some((conversation, bytes)) = home {

@@ -1,6 +1,8 @@
 //! Demand reports to workers that serve several relays.
 
 use super::harness::Provider;
+use super::slots::busy;
+use crate::dispatch::{Class, Gate, Owner, Weight};
 
 const NOTHING: [&str; 0] = [];
 
@@ -178,4 +180,66 @@ fn grant_triggers_demand_while_requests_wait() {
     assert_eq!(p.grant(1, 0, 8, 2), ["demand w1: m 1 1000 1000"]);
     assert_eq!(p.grant(1, 0, 7, 2), NOTHING);
     assert_eq!(p.pass(1.0), ["demand w1: m 1 1050 1050"]);
+}
+
+/// A multiplexer whose gate for `a` is open and full, and which is to load `b`.
+fn multiplexer() -> Provider {
+    let mut p = Provider::new();
+    p.join_slots(1, &["a", "b"], vec![busy(&["a", "b"], 0)]);
+    p.gates_of(1, vec![("a".into(), Gate { slots: 1, others: 0, capacity: 1 })]);
+    submit_owned(&mut p, 0, "a", ("job", Class::Batch));
+    p
+}
+
+fn submit_owned(p: &mut Provider, request: u64, model: &str, (key, class): (&str, Class)) -> Vec<String> {
+    let owner = Owner { key: Some(key.into()), weight: Weight::default(), class };
+    p.submit_with(request, model, |new| new.owner = Some(owner))
+}
+
+#[test]
+fn multiplexer_gets_highest_class_of_each_model() {
+    let mut p = multiplexer();
+    submit_owned(&mut p, 1, "a", ("job", Class::Batch));
+    submit_owned(&mut p, 2, "b", ("chat", Class::Interactive));
+    submit_owned(&mut p, 3, "b", ("job", Class::Batch));
+    assert_eq!(p.pass(0.05), ["demand w1: a 1 50 50 Batch #1, b 2 50 100 Interactive"]);
+}
+
+#[test]
+fn class_alone_triggers_report() {
+    let mut p = multiplexer();
+    (1..=2).for_each(|request| _ = submit_owned(&mut p, request, "a", ("job", Class::Batch)));
+    assert_eq!(p.pass(1.0), ["demand w1: a 2 50 100 Batch"]);
+    assert_eq!(submit_owned(&mut p, 3, "a", ("job", Class::Batch)), NOTHING, "two are as good as three");
+    assert_eq!(submit_owned(&mut p, 4, "a", ("chat", Class::Interactive)), ["demand w1: a 2 1000 2000 Interactive"]);
+}
+
+#[test]
+fn models_rank_by_service_of_their_keys() {
+    let mut p = multiplexer();
+    // The running request is charged to the job, so another key of its class goes first.
+    submit_owned(&mut p, 1, "a", ("job", Class::Batch));
+    submit_owned(&mut p, 2, "b", ("other", Class::Batch));
+    assert_eq!(p.pass(0.05), ["demand w1: a 1 50 50 Batch #1, b 1 50 50 Batch"]);
+    submit_owned(&mut p, 3, "a", ("other", Class::Batch));
+    assert_eq!(p.pass(0.05), ["demand w1: a 2 100 150 Batch, b 1 100 100 Batch"], "equal");
+}
+
+#[test]
+fn old_requests_of_lower_class_keep_rank() {
+    let mut p = multiplexer();
+    submit_owned(&mut p, 1, "a", ("job", Class::Batch));
+    p.pass(20.0);
+    assert_eq!(submit_owned(&mut p, 2, "b", ("chat", Class::Interactive)).len(), 1);
+    submit_owned(&mut p, 3, "a", ("job", Class::Batch));
+    let lines = p.pass(0.05);
+    assert!(lines[0].starts_with("demand w1: a 2 20050 ") && lines[0].contains("Batch #1, b 1 "), "{lines:?}");
+}
+
+#[test]
+fn worker_without_slots_gets_no_classes() {
+    let mut p = busy_worker(&["a", "b"]);
+    submit_owned(&mut p, 1, "a", ("job", Class::Batch));
+    submit_owned(&mut p, 2, "b", ("chat", Class::Interactive));
+    assert_eq!(p.pass(0.05), ["demand w1: a 1 50 50, b 1 50 50"]);
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::dispatch::{
-    AttemptFailure, CancelReason, Decision, Dispatch, Effect, Event, Failure, FailureReport, Fairness, Grant,
+    AttemptFailure, CancelReason, Class, Decision, Dispatch, Effect, Event, Failure, FailureReport, Fairness, Grant,
     LossCause, Model, NewRequest, NewWorker, Placement, RequestKey, RequestPlace, Settings, WorkerKey,
 };
 
@@ -257,7 +257,10 @@ pub(super) fn show(effect: &Effect) -> String {
                 .iter()
                 .map(|entry| {
                     let (oldest, sum) = (entry.oldest.as_millis(), entry.sum.as_millis());
-                    format!(" {} {} {oldest} {sum}", entry.model, entry.waiting)
+                    let class =
+                        if entry.class == Class::Normal { String::new() } else { format!(" {:?}", entry.class) };
+                    let rank = if entry.rank == 0 { String::new() } else { format!(" #{}", entry.rank) };
+                    format!(" {} {} {oldest} {sum}{class}{rank}", entry.model, entry.waiting)
                 })
                 .collect();
             format!("demand w{}:{}", worker.0, models.join(","))

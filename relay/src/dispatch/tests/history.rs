@@ -5,31 +5,31 @@
 //! prints its own seed.
 
 mod bound;
+mod comparable;
 mod ledger;
 mod op;
 mod placements;
 mod reference;
 
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use modelrelay_protocol::message::Slot;
-use modelrelay_protocol::queue_position::QueuePosition;
 use proptest::test_runner::{Config, FileFailurePersistence, RngAlgorithm, TestRng, TestRunner};
 use sha2::{Digest, Sha256};
 
 use self::bound::Bound;
+use self::comparable::{check_position, digest_text, in_order};
 use self::ledger::Ledger;
 use self::op::{Kind, MODELS, Op, OwnerOp, history, models};
 use self::placements::Placements;
 use self::reference::Reference;
-use super::harness::{show, text};
 use crate::dispatch::{
-    Dispatch, Effect, Event, Failure, Gate, Grant, Model, NewMultiplexer, NewRequest, NewWorker, Owner, QueueShare,
-    RequestKey, RequeueReason, Settings, TokenUsage, Weight, WorkerKey,
+    Class, Dispatch, Effect, Event, Failure, Gate, Grant, Model, NewMultiplexer, NewRequest, NewWorker, Owner,
+    QueueShare, RequestKey, RequeueReason, Settings, TokenUsage, Weight, WorkerKey,
 };
 
 /// The core, the reference and the ledger, in parallel.
@@ -79,7 +79,9 @@ const MUST_BE_SEEN_OF_PLACEMENT: [&str; 10] = [
 ];
 
 /// The same for a run with owners.
-const MUST_BE_SEEN_OF_SHARES: [&str; 10] = [
+const MUST_BE_SEEN_OF_SHARES: [&str; 12] = [
+    "ranked by service or class",
+    "demand of another class",
     "promoted",
     "refused for a lower class",
     "lifted",
@@ -96,7 +98,7 @@ const MUST_BE_SEEN_OF_SHARES: [&str; 10] = [
 const MUST_BE_SEEN_OF_BOUND: [&str; 4] =
     ["kept the bound", "lifted", "charge returned", "sent before an older one of its class"];
 
-/// The effects of the histories in [`effects_keep_their_order`].
+/// The effects of the histories in [`effects_keep_their_order`], without the class and rank that all requests have there.
 const DIGEST: &str = "afbd7c7ee033e487cf4ac3e3a39e0b7495b327c44044ad32925f7dd19331f85d";
 
 impl Play {
@@ -151,7 +153,7 @@ impl Play {
         rest.iter().for_each(|effect| self.placements.record(effect));
         expected.extend(after);
         self.note_effects(&actual);
-        self.digest.update(text(&actual).replace(", position: None", ""));
+        self.digest.update(digest_text(&actual));
         assert_eq!(in_order(actual.clone()), in_order(expected), "the effects of {event:?} at {now:?}");
         let core = &self.core;
         self.ledger.check_demand(&self.reference, now, core.next_timeout().map(|t| t - self.start));
@@ -167,6 +169,7 @@ impl Play {
         self.placements.check(&self.reference, core, &actual);
         self.seen.append(&mut self.placements.seen);
         self.check_shares(event, &actual);
+        self.check_ranks(&actual);
     }
 
     /// Checks the places in the queue, and the bound on the service of two keys.
@@ -178,6 +181,22 @@ impl Play {
             effects.iter().for_each(|effect| bound.record(effect));
             bound.check(&self.reference);
             self.seen.extend(bound.is_proved.then_some("kept the bound"));
+        }
+    }
+
+    /// Checks that a multiplexer's demand is in the fair order, and that no other worker receives one.
+    fn check_ranks(&mut self, effects: &[Effect]) {
+        for effect in effects {
+            let Effect::Demand { worker, demand } = effect else { continue };
+            let ranks = if self.reference.has_multiplexer(*worker) {
+                self.reference.ranks(*worker)
+            } else {
+                demand.iter().map(|entry| (entry.model.clone(), 0)).collect()
+            };
+            assert_eq!(demand.iter().map(|entry| (entry.model.clone(), entry.rank)).collect::<BTreeMap<_, _>>(), ranks);
+            self.seen.extend(demand.iter().any(|entry| entry.rank > 0).then_some("ranked by service or class"));
+            let has_class = demand.iter().any(|entry| entry.class != Class::Normal);
+            self.seen.extend(has_class.then_some("demand of another class"));
         }
     }
 
@@ -364,45 +383,6 @@ fn gates(worker: WorkerKey, mask: usize, gate: Gate) -> Event {
 
 fn pick<T: Copy>(from: &[T], index: usize) -> Option<T> {
     (!from.is_empty()).then(|| from[index % from.len()])
-}
-
-/// Checks and removes the position of a request that ends in the queue, or may not enter it. The reference has none.
-fn check_position(effect: &mut Effect) {
-    let Effect::Fail { position, failure, .. } = effect else { return };
-    let is_of_queue =
-        matches!(failure, Failure::QueueFull { .. } | Failure::QueueShareFull { .. } | Failure::Displaced { .. });
-    let position = position.take();
-    assert!(position.is_some() || !is_of_queue, "{failure:?} without a position");
-    if let Some(QueuePosition { position, waiting }) = position {
-        assert!((1..=waiting + 1).contains(&position), "{failure:?} at {position} of {waiting}");
-    }
-}
-
-/// Sorts the effects of one event in an order that does not depend on how they were found. Demand, which the ledger
-/// checks, estimates, and the text of slot reports are left out.
-fn in_order(effects: Vec<Effect>) -> Vec<Effect> {
-    let mut effects: Vec<_> = effects.into_iter().filter(|effect| !matches!(effect, Effect::Demand { .. })).collect();
-    for effect in &mut effects {
-        if let Effect::Fail {
-            failure:
-                Failure::QueueFull { retry_after_secs }
-                | Failure::QueueTimeout { retry_after_secs }
-                | Failure::Displaced { retry_after_secs },
-            ..
-        } = effect
-        {
-            assert!((1..=60).contains(retry_after_secs));
-            *retry_after_secs = 1;
-        }
-        if let Effect::Fail { failure: Failure::ModelLoading { retry_after }, .. } = effect {
-            *retry_after = None;
-        }
-        if let Effect::Fail { failure: Failure::ModelFailed { report, .. }, .. } = effect {
-            *report = Arc::default();
-        }
-    }
-    effects.sort_by_cached_key(show);
-    effects
 }
 
 #[test]

@@ -28,9 +28,9 @@ fn submit_with(p: &mut Provider, key: u64, change: impl FnOnce(&mut NewRequest))
 fn failed(p: &mut Provider, event: Event) -> Vec<(u64, QueuePosition)> {
     let mut out = Vec::new();
     p.dispatch.handle(event, p.instant(), &mut out);
-    let position = |effect| match effect {
-        Effect::Fail { request, position, .. } => Some((request.0, position?)),
-        _ => None,
+    let position = |effect| {
+        let Effect::Fail { request, position, .. } = effect else { return None };
+        Some((request.0, position?))
     };
     out.into_iter().filter_map(position).collect()
 }

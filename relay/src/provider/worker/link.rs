@@ -23,7 +23,7 @@ use modelrelay_protocol::model_details::DetailsByModel;
 use modelrelay_protocol::outbox::{Frame, Outbox};
 use tokio::sync::Notify;
 
-use crate::dispatch::{CancelReason, RequestKey};
+use crate::dispatch::{CancelReason, Class, RequestKey};
 use crate::provider::exchange::{CreditTarget, Exchange};
 use crate::provider::request::RequestRecord;
 use crate::provider::worker::close::Close;
@@ -160,7 +160,7 @@ impl WorkerLink {
     }
 
     /// Queues a request. Returns the id of this attempt on the wire.
-    pub fn send(self: &Arc<Self>, record: &Arc<RequestRecord>, attempt: u32) -> Arc<str> {
+    pub fn send(self: &Arc<Self>, record: &Arc<RequestRecord>, attempt: u32, class: Class) -> Arc<str> {
         let mut state = self.lock();
         let stream = state.next_stream;
         state.next_stream = stream.saturating_add(1);
@@ -183,7 +183,8 @@ impl WorkerLink {
             let flow = flow.with_round_trip(state.round_trip.max(SHORTEST_ROUND_TRIP));
             record.exchange.begin(attempt, Some((flow, CreditTarget { link: Arc::clone(self), stream })));
             let conversation = record.conversation.filter(|_| self.info.homes1);
-            let text = record.core1_text(&request_id, stream, announced, conversation);
+            let class = if self.info.slots1 { class } else { Class::default() };
+            let text = record.core1_text(&request_id, stream, announced, (conversation, class));
             let body = record.body.clone();
             state.outbox.push_request(stream, &request_id, text, body, self.info.request_window);
         } else {

@@ -7,6 +7,7 @@ mod drain;
 mod end_to_end;
 mod endings;
 mod failures;
+mod fair;
 mod fleet;
 mod fleet_admin;
 mod fleet_homes;

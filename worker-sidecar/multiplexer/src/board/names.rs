@@ -34,6 +34,7 @@ impl Inner {
                     sum.waiting = sum.waiting.saturating_add(stated.waiting);
                     sum.oldest = sum.oldest.max(stated.oldest);
                     sum.sum = sum.sum.saturating_add(stated.sum);
+                    (sum.class, sum.rank) = (sum.class.min(stated.class), sum.rank.min(stated.rank));
                 }
                 None => {
                     by_id.insert(Model::clone(&id), Demand { model: id, ..stated.clone() });

@@ -38,7 +38,7 @@ impl Machine {
     pub(super) fn handle_arrived(&mut self, arrival: &Arrival) {
         self.handle_heard(arrival.relay);
         match self.admit(arrival) {
-            Ok(Admission::Run) => self.lease(&arrival.model, arrival.relay, arrival.request),
+            Ok(Admission::Run) => self.lease(&arrival.model, Waiter::from(arrival)),
             Ok(Admission::AtCapacity) => {}
             Err(error) => self.out.push(Effect::Fail { request: arrival.request, error }),
         }
@@ -46,7 +46,7 @@ impl Machine {
 
     /// Admits a request. Returns `AtCapacity` if it waits here.
     fn admit(&mut self, arrival: &Arrival) -> Result<Admission, SlotError> {
-        let Arrival { relay, request, model, at } = arrival;
+        let Arrival { relay, model, .. } = arrival;
         if let Some(error) = self.refusal() {
             return Err(error);
         }
@@ -65,7 +65,7 @@ impl Machine {
             return Err(SlotError::QueueFull { limit: self.config.max_held_per_relay });
         }
         note_wanted(entry, &mut self.state, now, &mut self.out);
-        let admission = entry.handle_request(Waiter { at: *at, request: *request, relay: *relay }, kind, now);
+        let admission = entry.handle_request(Waiter::from(arrival), kind, now);
         if admission == Admission::AtCapacity {
             if under_way {
                 self.news(SlotEvent::Coalesced { model: model.clone() });
@@ -106,10 +106,12 @@ impl Machine {
     }
 
     /// Creates a lease of the resident generation. Only called while its gate is open.
-    fn lease(&mut self, model: &Model, relay: RelayKey, request: RequestKey) {
+    fn lease(&mut self, model: &Model, waiter: Waiter) {
+        let Waiter { request, relay, class, .. } = waiter;
         let generation = self.generation;
         debug_assert!(self.ready().is_some_and(|resident| resident.model == *model), "a lease needs an open gate");
-        self.leases.insert(request, LeaseState { model: model.clone(), relay, cancelled: false, unwanted: false });
+        self.leases
+            .insert(request, LeaseState { model: model.clone(), relay, class, cancelled: false, unwanted: false });
         if let Some(entry) = self.models.get_mut(model) {
             let running = self.leases.values().filter(|lease| !lease.unwanted).count();
             let running = u32::try_from(running).unwrap_or(u32::MAX);
@@ -122,7 +124,7 @@ impl Machine {
     pub(super) fn lease_held(&mut self) {
         let Some(model) = self.ready().map(|resident| resident.model.clone()) else { return };
         while let Some(waiter) = self.models.get_mut(&model).and_then(|entry| entry.next_held(self.now)) {
-            self.lease(&model, waiter.relay, waiter.request);
+            self.lease(&model, waiter);
             let waited = self.now.saturating_duration_since(waiter.at);
             self.news(SlotEvent::Held { model: model.clone(), waited });
         }

@@ -9,7 +9,7 @@ use super::state::LastFailure;
 use crate::Model;
 use crate::config::ModelConfig;
 use crate::estimate::{Concurrency, Costs, Gaps, LoadKind};
-use crate::event::{Demand, RelayKey, RequestKey};
+use crate::event::{Arrival, Demand, RelayKey, RequestClass, RequestKey};
 
 /// Older than any request can be. Ages come from relays, and must not overflow sums.
 const OLDEST: Duration = Duration::from_secs(24 * 3600);
@@ -51,6 +51,13 @@ pub(super) struct Waiter {
     pub(super) at: Instant,
     pub(super) request: RequestKey,
     pub(super) relay: RelayKey,
+    pub(super) class: RequestClass,
+}
+
+impl From<&Arrival> for Waiter {
+    fn from(arrival: &Arrival) -> Self {
+        Self { at: arrival.at, request: arrival.request, relay: arrival.relay, class: arrival.class }
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -58,6 +65,22 @@ struct Ages {
     stated: Instant,
     oldest: Duration,
     mean: Duration,
+    place: FairPlace,
+}
+
+/// The place of requests in the fair order: the least of several is that of the first. `Default`: no class, no rank.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct FairPlace {
+    pub(super) class: RequestClass,
+    /// As the relay reports it, and comparable with its other reports only. The least of several relays is used, so a
+    /// model that is first at one of them is first.
+    pub(super) rank: u32,
+}
+
+impl FairPlace {
+    fn min(self, other: Self) -> Self {
+        Self { class: self.class.min(other.class), rank: self.rank.min(other.rank) }
+    }
 }
 
 /// All requests that wait for a model, here and at relays.
@@ -66,10 +89,15 @@ pub(super) struct Waiting {
     pub(super) count: u32,
     pub(super) oldest: Duration,
     pub(super) sum: Duration,
+    /// `None` if none waits.
+    pub(super) place: Option<FairPlace>,
 }
 
 impl Waiting {
-    fn add(&mut self, count: u32, oldest: Duration, mean: Duration) {
+    fn add(&mut self, count: u32, oldest: Duration, mean: Duration, place: FairPlace) {
+        if count > 0 {
+            self.place = Some(self.place.map_or(place, |first| first.min(place)));
+        }
         self.count = self.count.saturating_add(count);
         self.oldest = self.oldest.max(oldest);
         self.sum = self.sum.saturating_add(mean.saturating_mul(count));
@@ -140,11 +168,11 @@ impl Entry {
         let mut waiting = Waiting::default();
         for waiter in &self.held {
             let age = now.saturating_duration_since(waiter.at).min(OLDEST);
-            waiting.add(1, age, age);
+            waiting.add(1, age, age, FairPlace { class: waiter.class, rank: 0 });
         }
         for (relay, ages) in &self.ages {
             let passed = now.saturating_duration_since(ages.stated);
-            waiting.add(self.allocator.awaited(*relay), ages.oldest + passed, ages.mean + passed);
+            waiting.add(self.allocator.awaited(*relay), ages.oldest + passed, ages.mean + passed, ages.place);
         }
         waiting
     }
@@ -165,11 +193,9 @@ impl Entry {
                 }
                 // It is back in the relay's queue, and may not have been in the last demand.
                 LinkKind::Granted => {
-                    self.ages.entry(waiter.relay).or_insert(Ages {
-                        stated: now,
-                        oldest: Duration::ZERO,
-                        mean: Duration::ZERO,
-                    });
+                    let place = FairPlace { class: waiter.class, rank: 0 };
+                    let new = Ages { stated: now, oldest: Duration::ZERO, mean: Duration::ZERO, place };
+                    self.ages.entry(waiter.relay).or_insert(new);
                 }
             }
         }
@@ -209,7 +235,8 @@ impl Entry {
         match demand {
             Some(demand) if waiting > 0 => {
                 let oldest = demand.oldest.min(OLDEST);
-                let ages = Ages { stated: now, oldest, mean: (demand.sum / waiting).min(oldest) };
+                let place = FairPlace { class: demand.class, rank: demand.rank };
+                let ages = Ages { stated: now, oldest, mean: (demand.sum / waiting).min(oldest), place };
                 self.ages.insert(relay, ages);
             }
             Some(_) | None => {

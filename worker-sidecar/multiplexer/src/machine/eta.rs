@@ -59,11 +59,25 @@ impl Machine {
         let cost = self.swap_cost(model);
         let stays = match resident.idle_since {
             Some(_) => Duration::ZERO,
-            None => {
-                let quantum = policy::quantum(&self.config.knobs, cost);
-                quantum.saturating_sub(now.saturating_duration_since(resident.since))
-            }
+            None => self.turn_left(model, now),
         };
         stays + cost
+    }
+
+    /// Returns how long a resident with work stays before a swap to this model.
+    fn turn_left(&self, model: &Model, now: Instant) -> Duration {
+        let knobs = &self.config.knobs;
+        let (models, candidates) = self.candidates();
+        let index = models.iter().position(|candidate| candidate == model);
+        match (index, self.resident_view()) {
+            (Some(index), Some(resident)) => {
+                policy::turn_end(knobs, &resident, &candidates, index).saturating_duration_since(now)
+            }
+            (None, Some(resident)) => {
+                let quantum = policy::quantum(knobs, self.swap_cost(model));
+                quantum.saturating_sub(now.saturating_duration_since(resident.since))
+            }
+            (_, None) => Duration::ZERO,
+        }
     }
 }

@@ -94,7 +94,7 @@ impl Machine {
         if self.config.default.as_ref() != Some(model) {
             self.default_dismissed = false;
         }
-        let (generation, since) = (self.generation, self.now);
+        let (generation, since, owes) = (self.generation, self.now, self.owed_by(model));
         // A probe in progress examines the previous state.
         self.probe = None;
         self.next_probe = Some(self.after(RESYNC_INTERVAL));
@@ -108,6 +108,7 @@ impl Machine {
             lingering: false,
             silent: 0,
             suspected: false,
+            owes,
         }));
         self.open_gate(model);
         self.finish_load_orders(model);

@@ -103,15 +103,13 @@ impl Machine {
             let due = self.default_due().is_some_and(|due| due <= self.now);
             return (due && self.config.default.as_ref() == Some(model)).then_some(Reason::Default);
         }
-        if !models.contains(model) {
-            return None;
-        }
-        let Some(resident) = self.ready() else { return Some(Reason::Wanted) };
-        let quantum = policy::quantum(&self.config.knobs, self.swap_cost(model));
+        let index = models.iter().position(|candidate| candidate == model)?;
+        let Some(resident) = self.resident_view() else { return Some(Reason::Wanted) };
         match self.decide(&candidates) {
             Decision::Leave { why: Why::Idle, .. } => Some(Reason::Idle),
             Decision::Leave { why: Why::Quantum, .. } => {
-                (self.now >= resident.since + quantum).then_some(Reason::Quantum)
+                let end = policy::turn_end(&self.config.knobs, &resident, &candidates, index);
+                (self.now >= end).then_some(Reason::Quantum)
             }
             Decision::Stay { .. } => None,
         }

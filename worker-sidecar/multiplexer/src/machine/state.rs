@@ -1,5 +1,6 @@
 //! The states of a slot. Each holds only the data it needs, and most have one successor.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use modelrelay_protocol::message::SlotState;
@@ -63,6 +64,8 @@ pub(super) struct Resident {
     pub(super) silent: u8,
     /// True if a request could not reach it, and no probe has found it since.
     pub(super) suspected: bool,
+    /// The models whose keys had attained less service than its own when it was loaded.
+    pub(super) owes: BTreeSet<Model>,
 }
 
 /// The goal of a swap, and the reason.

@@ -1,15 +1,16 @@
 //! From the decision to unload a resident to the commit point: draining, severing, and aborting.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use super::Machine;
-use super::entry::Entry;
+use super::entry::{Entry, FairPlace};
 use super::state::{Draining, Evicting, Severing, State, Step, SwapRecord, Target, Then};
 use crate::Model;
 use crate::config::{EVICT_TIMEOUT, SEVER_GRACE};
 use crate::effect::{Effect, LeaseEnd, Reason, SlotEvent};
 use crate::estimate::prior;
-use crate::policy::{self, Candidate, Decision, Why};
+use crate::policy::{self, Candidate, Decision, ResidentView, Why};
 
 impl Machine {
     /// Nothing is resident: loads a requested model, or else the default when it is due.
@@ -129,8 +130,16 @@ impl Machine {
         });
         let candidate = |entry: &Entry| {
             let waiting = entry.waiting(self.now);
-            let cost = self.swap_cost(entry.model());
-            Candidate { waiting: waiting.count, age: waiting.oldest, total_wait: waiting.sum, cost }
+            let FairPlace { class, rank } = waiting.place.unwrap_or_default();
+            Candidate {
+                waiting: waiting.count,
+                age: waiting.oldest,
+                total_wait: waiting.sum,
+                cost: self.swap_cost(entry.model()),
+                class,
+                rank,
+                is_owed: self.state.resident().is_some_and(|resident| resident.owes.contains(entry.model())),
+            }
         };
         eligible.map(|entry| (entry.model().clone(), candidate(entry))).unzip()
     }
@@ -150,16 +159,34 @@ impl Machine {
     }
 
     pub(super) fn decide(&self, candidates: &[Candidate]) -> Decision {
-        let nothing = Decision::Stay { recheck: None, lingering: false };
-        let Some(resident) = self.ready() else { return nothing };
-        let Some(entry) = self.models.get(&resident.model) else { return nothing };
-        let seen = policy::ResidentView {
+        match self.resident_view() {
+            Some(resident) => policy::decide(&self.config.knobs, &resident, candidates, self.now),
+            None => Decision::Stay { recheck: None, lingering: false },
+        }
+    }
+
+    /// Returns the resident that serves, as the policy sees it.
+    pub(super) fn resident_view(&self) -> Option<ResidentView<'_>> {
+        let resident = self.ready()?;
+        let entry = self.models.get(&resident.model)?;
+        let running = self.leases.values().filter(|lease| !lease.unwanted).map(|lease| lease.class);
+        let waiting = entry.waiting(self.now).place.map(|place| place.class);
+        Some(ResidentView {
             since: resident.since,
             idle_since: resident.idle_since,
             gaps: &entry.gaps,
             concurrency: entry.concurrency.value(),
-        };
-        policy::decide(&self.config.knobs, &seen, candidates, self.now)
+            class: running.chain(waiting).min().unwrap_or_default(),
+        })
+    }
+
+    /// Returns the models of the same class whose keys have attained less service than those that wait for this one.
+    pub(super) fn owed_by(&self, model: &Model) -> BTreeSet<Model> {
+        let place = |entry: &Entry| entry.waiting(self.now).place;
+        let Some(own) = self.models.get(model).and_then(place) else { return BTreeSet::new() };
+        let is_owed =
+            |other: &&Entry| place(other).is_some_and(|place| place.class == own.class && place.rank < own.rank);
+        self.models.values().filter(is_owed).map(|entry| entry.model().clone()).collect()
     }
 
     /// Closes the gate. Running requests may end.

@@ -5,6 +5,7 @@ mod config;
 mod crash;
 mod demand;
 mod eta;
+mod fair;
 mod harness;
 mod history;
 mod lease;

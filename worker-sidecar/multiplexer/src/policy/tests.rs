@@ -1,3 +1,5 @@
+mod fair;
+
 use proptest::prelude::*;
 
 use super::*;
@@ -27,7 +29,8 @@ impl Scene {
 
     /// Returns a model with this many requests, all of this age.
     fn candidate(&self, waiting: u32, age: u64, cost: u64) -> Candidate {
-        Candidate { waiting, age: secs(age), total_wait: secs(age) * waiting, cost: secs(cost) }
+        let (age, cost) = (secs(age), secs(cost));
+        Candidate { waiting, age, total_wait: age * waiting, cost, ..Candidate::default() }
     }
 
     fn decide(&self, resident: &ResidentView<'_>, candidates: &[Candidate]) -> Decision {
@@ -37,7 +40,8 @@ impl Scene {
     /// Returns a resident of this age, which has work unless it has been idle for `idle`.
     fn resident<'a>(&self, gaps: &'a Gaps, age: u64, idle: Option<Duration>) -> ResidentView<'a> {
         let idle_since = idle.map(|idle| self.ago(idle));
-        ResidentView { since: self.ago(secs(age)), idle_since, gaps, concurrency: 1.0 }
+        let (since, class) = (self.ago(secs(age)), RequestClass::Normal);
+        ResidentView { since, idle_since, gaps, concurrency: 1.0, class }
     }
 }
 
@@ -263,7 +267,7 @@ fn candidates() -> impl Strategy<Value = Vec<Candidate>> {
     let millis = || (0..400_000_u64).prop_map(millis);
     let candidate = (1..50_u32, millis(), 0.0..1.0_f64, millis()).prop_map(|(waiting, age, mean, cost)| {
         let total_wait = age + age.mul_f64(mean) * (waiting - 1);
-        Candidate { waiting, age, total_wait, cost: cost / 4 }
+        Candidate { waiting, age, total_wait, cost: cost / 4, ..Candidate::default() }
     });
     prop::collection::vec(candidate, 1..6)
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::reference::Reference;
 use modelrelay_protocol::message::{Slot, SlotModelStatus};
 
-use crate::dispatch::{Effect, Event, Gate, Grant, Model, NewWorker, RequestKey, WorkerKey};
+use crate::dispatch::{Class, Effect, Event, Gate, Grant, Model, ModelDemand, NewWorker, RequestKey, WorkerKey};
 
 const PACE: Duration = Duration::from_millis(50);
 
@@ -27,8 +27,8 @@ struct Account {
     gates: BTreeMap<Model, Gate>,
     slots: Vec<Slot>,
     draining: bool,
-    /// The worker's own count of waiting requests, and the time of the last report.
-    believed: BTreeMap<Model, u32>,
+    /// The worker's own count of waiting requests with their highest class, and the time of the last report.
+    believed: BTreeMap<Model, (u32, Class)>,
     reported_at: Option<Duration>,
     /// A multiplexer whose count of a model has since reached zero may receive the next report at once.
     counted_down: bool,
@@ -138,7 +138,8 @@ impl Ledger {
                     let most = entry.oldest * entry.waiting;
                     assert!(entry.oldest <= entry.sum && entry.sum <= most, "impossible ages: {entry:?}");
                 }
-                account.believed = demand.iter().map(|entry| (entry.model.clone(), entry.waiting)).collect();
+                let count = |entry: &ModelDemand| (entry.model.clone(), (entry.waiting, entry.class));
+                account.believed = demand.iter().map(count).collect();
             }
         }
     }
@@ -166,11 +167,11 @@ impl Ledger {
             let gate = account.gates.get(&id).expect("sent through a shut gate");
             assert!(own <= gate.slots as usize, "worker {to:?} has {own} of {gate:?}");
         }
-        if let Some(count) = account.believed.get_mut(model) {
+        if let Some((count, _)) = account.believed.get_mut(model) {
             *count -= 1;
             account.counted_down |= *count == 0;
         }
-        account.believed.retain(|_, count| *count > 0);
+        account.believed.retain(|_, (count, _)| *count > 0);
     }
 
     /// Checks that a worker that serves several relays knows the demand, or will within the pace.

@@ -144,16 +144,24 @@ impl Reference {
         left.into_iter().chain(self.choices.values().map(|choice| choice.until)).min()
     }
 
-    /// Returns the number of requests of each model that this worker could be sent if it had room.
-    pub(super) fn waiting_for(&self, worker: WorkerKey) -> BTreeMap<Model, u32> {
-        let mut waiting: BTreeMap<Model, u32> = BTreeMap::new();
+    /// Returns the number of requests of each model that this worker could be sent if it had room, and for a multiplexer
+    /// their highest class.
+    pub(super) fn waiting_for(&self, worker: WorkerKey) -> BTreeMap<Model, (u32, Class)> {
+        let reported = self.reported_to(worker).into_iter().map(|(model, requests)| {
+            let class = requests.iter().map(|key| self.requests[key].class).min();
+            let count = (requests.len() as u32).min(self.max_demand(worker, &model));
+            (model, (count, class.filter(|_| self.has_multiplexer(worker)).unwrap_or_default()))
+        });
+        reported.collect()
+    }
+
+    /// Returns the requests of each model that this worker could be sent if it had room, and is told of.
+    pub(super) fn reported_to(&self, worker: WorkerKey) -> BTreeMap<Model, Vec<RequestKey>> {
+        let mut waiting: BTreeMap<Model, Vec<RequestKey>> = BTreeMap::new();
         for key in self.queued().filter(|key| self.could_serve(worker, *key) && !self.passes_over(worker, *key)) {
             if self.reports_demand(worker, key) {
-                *waiting.entry(self.requests[&key].new.model.clone()).or_default() += 1;
+                waiting.entry(self.requests[&key].new.model.clone()).or_default().push(key);
             }
-        }
-        for (model, count) in &mut waiting {
-            *count = (*count).min(self.max_demand(worker, model));
         }
         waiting
     }
@@ -352,8 +360,8 @@ impl Reference {
         request.attempts += 1;
         request.granted_since = false;
         request.worker = Some(worker);
-        let (attempt, waited) = (request.attempts, now - request.since);
-        self.out.push(Effect::Send { worker, request: key, attempt, waited, decision });
+        let (attempt, waited, class) = (request.attempts, now - request.since, request.class);
+        self.out.push(Effect::Send { worker, request: key, attempt, waited, decision, class });
     }
 
     fn fail(&mut self, key: RequestKey, failure: Failure) {

@@ -33,12 +33,12 @@ fn record() -> Arc<RequestRecord> {
 #[test]
 fn released_link_writes_no_reassigned_requests() {
     let unwritten = link();
-    unwritten.send(&record(), 1);
+    unwritten.send(&record(), 1, Class::Normal);
     assert_eq!(unwritten.release_all().len(), 1);
     assert!(matches!(unwritten.next_output(), Output::Nothing));
 
     let half_written = link();
-    half_written.send(&record(), 1);
+    half_written.send(&record(), 1, Class::Normal);
     assert!(matches!(half_written.next_output(), Output::Frame(Frame::Text(_))));
     half_written.release_all();
     assert!(matches!(half_written.next_output(), Output::Nothing));

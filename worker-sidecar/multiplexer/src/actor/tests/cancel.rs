@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use modelrelay_protocol::message::SlotState;
+use modelrelay_protocol::message::{RequestClass, SlotState};
 
 use super::harness::{Play, Sink, Stage, config, pass, secs};
 use crate::actor::now;
@@ -15,7 +15,7 @@ async fn cancelled_request_frees_capacity_before_lease_returns() {
     let stage = Stage::serving("a", &["a"]).await;
     let (mut tickets, mut leases) = (Vec::new(), Vec::new());
     for _ in 0..4 {
-        let arriving = stage.mux.arrive(stage.new, "a", now());
+        let arriving = stage.mux.arrive(stage.new, ("a", RequestClass::Normal), now());
         tickets.push(arriving.ticket());
         leases.push(arriving.await.unwrap());
     }
@@ -154,7 +154,7 @@ async fn link_returning_during_swap_receives_current_state() {
     assert_eq!(told.grant_now().models, Some(vec![]));
     pass(5.0).await;
     assert_eq!((told.granted("b"), told.granted("a")), (Some(4), None));
-    assert!(stage.mux.arrive(again, "b", now()).await.is_ok());
+    assert!(stage.mux.arrive(again, ("b", RequestClass::Normal), now()).await.is_ok());
     // The lost link's grants are not repeated.
     assert_eq!(stage.told.granted("b"), None);
 }

@@ -4,7 +4,9 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use modelrelay_protocol::message::{Command, CommandResult, Demand, Grant, ModelDemand, SlotState, Slots};
+use modelrelay_protocol::message::{
+    Command, CommandResult, Demand, Grant, ModelDemand, RequestClass, SlotState, Slots,
+};
 use modelrelay_protocol::secret::Secret;
 use prometheus::Registry;
 use tokio::sync::watch;
@@ -333,12 +335,12 @@ impl Stage {
 
     /// Sends a request of the relay without capabilities.
     pub(super) fn send_request(&self, model: &str) -> PendingLease {
-        self.mux.arrive(self.old, model, now())
+        self.mux.arrive(self.old, (model, RequestClass::Normal), now())
     }
 
     /// Sends a request of the relay that supports slots: it gets its lease at once, or never.
     pub(super) async fn send(&self, model: &str) -> Result<Lease, SlotError> {
-        self.mux.arrive(self.new, model, now()).await
+        self.mux.arrive(self.new, (model, RequestClass::Normal), now()).await
     }
 
     pub(super) fn demand(&self, model: &str, waiting: u32) {
@@ -346,7 +348,8 @@ impl Stage {
     }
 
     pub(super) fn demand_of(&self, relay: RelayKey, model: &str, waiting: u32) {
-        let models = vec![ModelDemand { id: model.to_owned(), waiting, oldest_ms: 0, sum_ms: 0 }];
+        let models =
+            vec![ModelDemand { id: model.to_owned(), waiting, oldest_ms: 0, sum_ms: 0, ..ModelDemand::default() }];
         self.mux.handle_demand(relay, &Demand { models });
     }
 

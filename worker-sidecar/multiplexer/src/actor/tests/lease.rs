@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Wake, Waker};
 
-use modelrelay_protocol::message::Demand;
+use modelrelay_protocol::message::{Demand, RequestClass};
 use modelrelay_protocol::secret::Secret;
 use tokio::time::Instant;
 
@@ -155,7 +155,7 @@ async fn slot_update_is_sent_before_refusal() {
     let stage = Stage::serving("a", &["a", "b"]).await;
     let _running = stage.send_request("a").await.unwrap();
     assert_eq!(stage.told.slots_now().slots[0].wanted, 0);
-    let (refused, told) = (stage.mux.arrive(stage.new, "b", now()), Arc::clone(&stage.told));
+    let (refused, told) = (stage.mux.arrive(stage.new, ("b", RequestClass::Normal), now()), Arc::clone(&stage.told));
     let refused = async move { assert_eq!(refused.await.unwrap_err(), SlotError::AtCapacity) };
     assert_eq!(result_when_woken(Box::pin(refused), move || told.slots_now().slots[0].wanted).await, 1);
 }
@@ -165,7 +165,7 @@ async fn messages_of_link_are_handled_in_order() {
     let stage = Stage::serving("a", &["a", "b"]).await;
     // The demand from before the request is superseded: the last report is that nothing waits.
     stage.demand("b", 1);
-    let arriving = stage.mux.arrive(stage.new, "a", now());
+    let arriving = stage.mux.arrive(stage.new, ("a", RequestClass::Normal), now());
     stage.mux.handle_demand(stage.new, &Demand::default());
     let lease = arriving.await;
     drop(lease);

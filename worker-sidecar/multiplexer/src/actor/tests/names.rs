@@ -39,7 +39,13 @@ async fn request_by_alias_leases_its_model() {
 #[tokio::test(start_paused = true)]
 async fn demand_under_all_names_is_summed() {
     let stage = stage().await;
-    let of = |id: &str, waiting| ModelDemand { id: id.to_owned(), waiting, oldest_ms: 10, sum_ms: 20 };
+    let of = |id: &str, waiting| ModelDemand {
+        id: id.to_owned(),
+        waiting,
+        oldest_ms: 10,
+        sum_ms: 20,
+        ..ModelDemand::default()
+    };
     let models = vec![of("a", 1), of("nobody's", 9), of("x", 2)];
     stage.mux.handle_demand(stage.new, &Demand { models });
     pass(2.5).await;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use modelrelay_protocol::message::SlotState;
+use modelrelay_protocol::message::{RequestClass, SlotState};
 use prometheus::Registry;
 
 use super::harness::{Play, Sink, Stage, config, fake, pass, secs};
@@ -63,13 +63,13 @@ async fn eviction_freeing_no_memory_leads_to_quarantine() {
     let metrics = Arc::new(MultiplexerMetrics::new(&Registry::new()));
     let mux = Multiplexer::start_unjittered(vec![(config, Arc::new(slot))], metrics);
     let old = mux.join(Peer::Old, Arc::new(Sink::default()));
-    let waiting = mux.arrive(old, "a", now());
+    let waiting = mux.arrive(old, ("a", RequestClass::Normal), now());
     pass(1.0).await;
     // The load has used the memory by now, and nothing that is done later frees it.
     gpu.0.store(20, Ordering::Relaxed);
     waiting.await.unwrap().release(true).await;
     pass(10.0).await;
-    assert_eq!(mux.arrive(old, "b", now()).await.unwrap_err(), SlotError::Quarantined);
+    assert_eq!(mux.arrive(old, ("b", RequestClass::Normal), now()).await.unwrap_err(), SlotError::Quarantined);
     assert_eq!(driver.log(), ["load a", "evict a", "force a"], "b is not loaded next to what is left of a");
 }
 

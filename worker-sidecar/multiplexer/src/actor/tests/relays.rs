@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use modelrelay_protocol::message::{Command, Demand, ModelDemand};
+use modelrelay_protocol::message::{Command, Demand, ModelDemand, RequestClass};
 
 use super::harness::{Sink, Stage, pass};
 use crate::actor::{Lease, now};
@@ -24,7 +24,7 @@ fn join(stage: &Stage, peer: Peer) -> (RelayKey, Arc<Sink>) {
 }
 
 fn demand(stage: &Stage, relay: RelayKey, model: &str, waiting: u32) {
-    let models = vec![ModelDemand { id: model.to_owned(), waiting, oldest_ms: 0, sum_ms: 0 }];
+    let models = vec![ModelDemand { id: model.to_owned(), waiting, oldest_ms: 0, sum_ms: 0, ..ModelDemand::default() }];
     stage.mux.handle_demand(relay, &Demand { models });
 }
 
@@ -53,8 +53,8 @@ async fn relays_without_slots_receive_load_of_others() {
     let stage = Stage::serving("a", &["a"]).await;
     stage.mux.leave(stage.new);
     let ((one, _), (_, told)) = (join(&stage, Peer::Core1), join(&stage, Peer::Core1));
-    let first = stage.mux.arrive(one, "a", now()).await.unwrap();
-    let second = stage.mux.arrive(one, "a", now()).await.unwrap();
+    let first = stage.mux.arrive(one, ("a", RequestClass::Normal), now()).await.unwrap();
+    let second = stage.mux.arrive(one, ("a", RequestClass::Normal), now()).await.unwrap();
     pass(0.1).await;
     assert_eq!(told.grant_now().others, 2);
     first.release(true).await;

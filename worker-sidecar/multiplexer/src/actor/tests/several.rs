@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use modelrelay_protocol::message::{Command, Demand, ModelDemand, ModelGrant};
+use modelrelay_protocol::message::{Command, Demand, ModelDemand, ModelGrant, RequestClass};
 
 use super::harness::{Play, Sink, Stage, config, pass};
 use crate::actor::now;
@@ -100,7 +100,7 @@ async fn relay_uses_its_grants_across_slots() {
     let other = stage.mux.join(Peer::Slots1, Arc::<Sink>::clone(&told));
     let mut leases = Vec::new();
     for _ in 0..10 {
-        leases.push(stage.mux.arrive(other, "a", now()).await.unwrap());
+        leases.push(stage.mux.arrive(other, ("a", RequestClass::Normal), now()).await.unwrap());
     }
     for relay in [stage.new, other] {
         stage.demand_of(relay, "a", 20);
@@ -172,7 +172,7 @@ async fn core1_relay_requests_run_or_wait_in_worker() {
     let grant = told.grant_now();
     assert_eq!((grant.slots, grant.others, grant.capacity, grant.links), (12, 0, 12, 3));
     assert_eq!(grant.models, None);
-    let lease = stage.mux.arrive(relay, "b", now()).await.unwrap();
+    let lease = stage.mux.arrive(relay, ("b", RequestClass::Normal), now()).await.unwrap();
     let _other = stage.send_request("b").await.unwrap();
     assert_eq!((told.grant_now().others, lease.generation()), (1, 1));
     stage.mux.leave(stage.new);
@@ -207,7 +207,8 @@ fn relay_receives_code_or_else_complete_response() {
 }
 
 fn demand(models: &[&str]) -> Demand {
-    let stated = |id: &&str| ModelDemand { id: (*id).to_owned(), waiting: 1, oldest_ms: 0, sum_ms: 0 };
+    let stated =
+        |id: &&str| ModelDemand { id: (*id).to_owned(), waiting: 1, oldest_ms: 0, sum_ms: 0, ..ModelDemand::default() };
     Demand { models: models.iter().map(stated).collect() }
 }
 
@@ -290,8 +291,8 @@ async fn ending_worker_returns_held_requests_to_capable_relays() {
     let _running = stage.send_request("a").await.unwrap();
     let told = Arc::new(Sink::default());
     let relay = stage.mux.join(Peer::Core1, Arc::<Sink>::clone(&told));
-    let (queued, keeps) = (stage.mux.arrive(relay, "b", now()), stage.send_request("b"));
-    let runs = stage.mux.arrive(relay, "a", now()).await.unwrap();
+    let (queued, keeps) = (stage.mux.arrive(relay, ("b", RequestClass::Normal), now()), stage.send_request("b"));
+    let runs = stage.mux.arrive(relay, ("a", RequestClass::Normal), now()).await.unwrap();
     stage.mux.give_back_held();
     let given_back = tokio::time::timeout(Duration::from_millis(100), queued).await;
     assert_eq!(given_back.expect("at once").unwrap_err(), SlotError::Draining);

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use modelrelay_protocol::message::SlotState;
+use modelrelay_protocol::message::{RequestClass, SlotState};
 
 use super::harness::{Play, Sink, Stage, config, fake};
 use crate::actor::now;
@@ -24,7 +24,7 @@ async fn request(mux: Arc<Multiplexer>, relays: [crate::event::RelayKey; 3], num
     tokio::time::sleep(Duration::from_millis(dice % 300)).await;
     let relay = relays[(dice / 7 % 3) as usize];
     let model = ["a", "b", "c"][(dice / 31 % 3) as usize];
-    let arriving = mux.arrive(relay, model, now());
+    let arriving = mux.arrive(relay, (model, RequestClass::Normal), now());
     if dice.is_multiple_of(5) {
         let patience = Duration::from_millis(dice / 5 % 20);
         return tokio::time::timeout(patience, arriving).await.is_ok_and(|answer| answer.is_ok());

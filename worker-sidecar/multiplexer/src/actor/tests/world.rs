@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use modelrelay_protocol::message::{Command, SlotState};
+use modelrelay_protocol::message::{Command, RequestClass, SlotState};
 use prometheus::Registry;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -337,7 +337,7 @@ impl World {
     fn send_request(&mut self, relay: RelayKey, model: &str) {
         let (patience, work) = (self.dice.wait(90_000), self.dice.wait(8_000));
         self.begun += 1;
-        self.requests.spawn(request(self.mux.arrive(relay, model, now()), patience, work));
+        self.requests.spawn(request(self.mux.arrive(relay, (model, RequestClass::Normal), now()), patience, work));
     }
 
     fn order(&self, command: &str, model: &str) {
@@ -389,7 +389,8 @@ impl World {
     fn demand(&mut self, model: &str) {
         use modelrelay_protocol::message::{Demand, ModelDemand};
         let waiting = self.dice.below(3) as u32;
-        let models = vec![ModelDemand { id: model.to_owned(), waiting, oldest_ms: 100, sum_ms: 100 }];
+        let models =
+            vec![ModelDemand { id: model.to_owned(), waiting, oldest_ms: 100, sum_ms: 100, ..ModelDemand::default() }];
         self.mux.handle_demand(self.new, &Demand { models });
     }
 
@@ -437,7 +438,7 @@ impl World {
         }
         assert_eq!(self.ended, self.begun, "I5");
         for model in MODELS {
-            let lease = self.mux.arrive(self.old, model, now()).await;
+            let lease = self.mux.arrive(self.old, (model, RequestClass::Normal), now()).await;
             assert!(!matches!(lease, Err(SlotError::Quarantined)), "{model} stays out of use");
             lease.unwrap_or_else(|error| panic!("{model} cannot be had: {error}")).release(true).await;
         }

@@ -1,7 +1,7 @@
 //! Requests that wait at relays: they are treated as waiting, and arrive when the gate opens.
 
 use super::harness::{NEW, NOTHING, Stage, secs};
-use crate::event::{Event, LinkKind, RelayKey};
+use crate::event::{Event, LinkKind, RelayKey, RequestClass};
 
 const OTHER: RelayKey = RelayKey(2);
 
@@ -139,7 +139,8 @@ fn impossible_request_ages_do_no_harm() {
     let mut s = Stage::serving("a", &["a", "b"]);
     let model = "b".into();
     let (oldest, sum) = (std::time::Duration::MAX, std::time::Duration::MAX);
-    let demand = crate::event::Demand { model, waiting: u32::MAX, oldest, sum };
+    let class = RequestClass::Batch;
+    let demand = crate::event::Demand { model, waiting: u32::MAX, oldest, sum, class, rank: u32::MAX };
     assert_eq!(s.handle(Event::Demand { relay: NEW, models: vec![demand] }), ["preflight b"]);
     assert_eq!(s.finish_swap(1.0).last().unwrap(), "open b");
 }
@@ -204,6 +205,8 @@ fn demand_of_relay_without_queue_is_ignored() {
         waiting: 1,
         oldest: std::time::Duration::ZERO,
         sum: std::time::Duration::ZERO,
+        class: RequestClass::Normal,
+        rank: 0,
     };
     assert_eq!(s.handle(Event::Demand { relay: super::harness::OLD, models: vec![demand] }), NOTHING);
 }

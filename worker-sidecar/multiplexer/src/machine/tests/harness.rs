@@ -12,7 +12,8 @@ use crate::config::{ModelConfig, SlotConfig};
 use crate::effect::{Effect, LeaseEnd, SlotEvent, Swap};
 use crate::error::LoadFailure;
 use crate::event::{
-    Arrival, Demand, DownCause, Event, Found, Left, LinkKind, OpId, Order, OrderId, Outcome, RelayKey, RequestKey,
+    Arrival, Demand, DownCause, Event, Found, Left, LinkKind, OpId, Order, OrderId, Outcome, RelayKey, RequestClass,
+    RequestKey,
 };
 use crate::machine::{Jitter, Machine};
 use crate::memory::Reading;
@@ -195,19 +196,35 @@ impl Stage {
     }
 
     pub(super) fn arrive_from(&mut self, relay: RelayKey, request: u64, model: &str) -> Vec<String> {
+        self.arrive_of(RequestClass::Normal, relay, request, model)
+    }
+
+    pub(super) fn arrive_of(&mut self, class: RequestClass, relay: RelayKey, request: u64, model: &str) -> Vec<String> {
         let at = self.at(self.now);
-        self.handle(Event::Arrived(Arrival { relay, request: RequestKey(request), model: model.into(), at }))
+        self.handle(Event::Arrived(Arrival { relay, request: RequestKey(request), model: model.into(), at, class }))
     }
 
     /// Sets the requests that wait at the new relay: model, number, age of all of them.
     pub(super) fn demand(&mut self, models: &[(&str, u32, f64)]) -> Vec<String> {
-        let models = models.iter().map(|(model, waiting, age)| Demand {
+        let all: Vec<_> = models.iter().map(|demand| (*demand, RequestClass::Normal, 0)).collect();
+        self.demand_of(NEW, &all)
+    }
+
+    /// The same with the class and rank of each model, at this relay.
+    pub(super) fn demand_of(
+        &mut self,
+        relay: RelayKey,
+        models: &[((&str, u32, f64), RequestClass, u32)],
+    ) -> Vec<String> {
+        let models = models.iter().map(|((model, waiting, age), class, rank)| Demand {
             model: Model::from(*model),
             waiting: *waiting,
             oldest: secs(*age),
             sum: secs(*age) * *waiting,
+            class: *class,
+            rank: *rank,
         });
-        self.handle(Event::Demand { relay: NEW, models: models.collect() })
+        self.handle(Event::Demand { relay, models: models.collect() })
     }
 
     pub(super) fn cancel(&mut self, request: u64) -> Vec<String> {

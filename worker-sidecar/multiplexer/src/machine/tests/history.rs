@@ -55,6 +55,13 @@ impl World {
                     self.state_demand(relay);
                 }
             }
+            Op::Classify { relay, model, class, rank } => {
+                let Some(relay) = self.relay(relay) else { return };
+                self.places.insert((relay, MODELS[model].into()), (class, rank));
+                if matches!(self.relays.get(&relay), Some((LinkKind::Granted, queue)) if !queue.leaving) {
+                    self.state_demand(relay);
+                }
+            }
             Op::Send { relay } => {
                 if let Some(relay) = self.relay(relay) {
                     self.send(relay);
@@ -152,7 +159,9 @@ impl World {
             self.waiting.insert(request, (relay, model.clone()));
         }
         let at = self.instant().checked_sub(waited).expect("the world is an hour old");
-        self.handle(Event::Arrived(Arrival { relay, request, model, at }));
+        let (class, _) = self.place(relay, &model);
+        self.classes.insert(request, class);
+        self.handle(Event::Arrived(Arrival { relay, request, model, at, class }));
         if self.waiting.contains_key(&request) {
             let of_it = self.waiting.values().filter(|(of, _)| *of == relay).count();
             let of_relay = self.machine.leases.values().filter(|lease| lease.relay == relay && !lease.unwanted);
@@ -196,11 +205,9 @@ impl World {
     fn state_demand(&mut self, relay: RelayKey) {
         let Some((_, queue)) = self.relays.get(&relay) else { return };
         let age = Duration::from_millis(300);
-        let models = queue.waiting.iter().map(|(model, waiting)| Demand {
-            model: model.clone(),
-            waiting: *waiting,
-            oldest: age,
-            sum: age * *waiting,
+        let models = queue.waiting.iter().map(|(model, waiting)| {
+            let (class, rank) = self.place(relay, model);
+            Demand { model: model.clone(), waiting: *waiting, oldest: age, sum: age * *waiting, class, rank }
         });
         let models = models.collect();
         self.handle(Event::Demand { relay, models });
@@ -355,6 +362,7 @@ fn random_histories_keep_invariants_and_serve_all_requests() {
         .map_or(10_000, |wanted| wanted.parse::<u64>().expect("a number of transitions"));
     let transitions = Cell::new(0);
     let visits = RefCell::new(HashMap::new());
+    let turns = Cell::new([0; 3]);
     while transitions.get() < wanted {
         let mut runner = TestRunner::new(Config {
             cases: u32::try_from(wanted.div_ceil(200).min(100)).unwrap_or(100),
@@ -377,6 +385,8 @@ fn random_histories_keep_invariants_and_serve_all_requests() {
             for (state, count) in &world.visits {
                 *visits.borrow_mut().entry(*state).or_insert(0) += count;
             }
+            let sum = turns.get();
+            turns.set(std::array::from_fn(|kind| sum[kind] + world.turns[kind]));
             world.calm_down();
             Ok(())
         });
@@ -387,7 +397,7 @@ fn random_histories_keep_invariants_and_serve_all_requests() {
     #[expect(clippy::print_stdout, reason = "the number is the result of this test")]
     {
         println!("after events in {:?}", visits.borrow());
-        println!("{} transitions", transitions.get());
+        println!("{} transitions, turns: {:?}", transitions.get(), turns.get());
     }
     assert_eq!(visits.borrow().len(), 10, "some state was never seen");
 }

@@ -50,6 +50,7 @@ fn requests_are_served_in_first_arrival_order() {
         request: crate::event::RequestKey(6),
         model: "a".into(),
         at,
+        class: crate::event::RequestClass::Normal,
     };
     s.handle(crate::event::Event::Arrived(back));
     assert_eq!(s.finish_swap(1.0), ["load a Cold", "open a", "lease r6 g1", "lease r5 g1"]);

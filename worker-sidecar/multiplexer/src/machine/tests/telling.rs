@@ -8,7 +8,7 @@ use super::harness::{OLD, Stage, config};
 use crate::Model;
 use crate::effect::{Effect, LeaseEnd};
 use crate::error::SlotError;
-use crate::event::{Arrival, Event, RequestKey};
+use crate::event::{Arrival, Event, RequestClass, RequestKey};
 
 #[test]
 fn snapshot_is_sent_only_when_changed() {
@@ -55,7 +55,13 @@ fn snapshot_is_sent_when_reload_changes_aliases() {
 fn unknown_model_error_lists_known_models() {
     let mut s = Stage::serving("a", &["a", "b", "c"]);
     s.handle(Event::ConfigChanged(Box::new(config(&["a", "b"]))));
-    let arrival = Arrival { relay: OLD, request: RequestKey(1), model: Model::from("d"), at: s.at(s.now) };
+    let arrival = Arrival {
+        relay: OLD,
+        request: RequestKey(1),
+        model: Model::from("d"),
+        at: s.at(s.now),
+        class: RequestClass::Normal,
+    };
     let effects = s.machine.handle(Event::Arrived(arrival), s.at(s.now));
     let error =
         effects.into_iter().find_map(|effect| if let Effect::Fail { error, .. } = effect { Some(error) } else { None });

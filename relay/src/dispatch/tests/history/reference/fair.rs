@@ -1,11 +1,11 @@
 //! Fair shares again, as plainly as possible: every choice is a walk through all candidates.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::{Reference, Request};
-use crate::dispatch::{Class, Fairness, Model, NewRequest, RequestKey, Settings, TokenUsage};
+use crate::dispatch::{Class, Fairness, Model, NewRequest, RequestKey, Settings, TokenUsage, WorkerKey};
 
 /// A key; `None`: all requests without one.
 pub(in super::super) type Flow = Option<Arc<str>>;
@@ -103,6 +103,18 @@ impl Reference {
     fn settled(&self, flow: &Flow) -> u64 {
         let estimated = self.requests.values().filter(|request| request.flow == *flow && request.is_estimated);
         self.accounts.of(flow) - estimated.map(|request| request.charged).sum::<u64>()
+    }
+
+    /// Returns the number of other models in a report whose first request is of a higher class, or of the same class and of
+    /// a key with less service.
+    pub(in super::super) fn ranks(&self, worker: WorkerKey) -> BTreeMap<Model, u32> {
+        let reported = self.reported_to(worker);
+        let place =
+            |keys: &[RequestKey]| keys.iter().map(|key| (self.requests[key].class, self.service_of(*key))).min();
+        let places: BTreeMap<_, _> = reported.iter().map(|(model, keys)| (model, place(keys))).collect();
+        let different: BTreeSet<_> = places.values().collect();
+        let before = |own| different.iter().filter(|other| ***other < own).count() as u32;
+        places.iter().map(|(model, own)| (Model::clone(model), before(*own))).collect()
     }
 
     fn service_of(&self, key: RequestKey) -> u64 {

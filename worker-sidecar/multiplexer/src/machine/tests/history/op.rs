@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use crate::Model;
 use crate::config::{Knobs, Linger, ModelConfig, SlotConfig};
-use crate::event::{DownCause, LinkKind};
+use crate::event::{DownCause, LinkKind, RequestClass};
 
 const SHORTEST: usize = 60;
 const LONGEST: usize = 240;
@@ -29,6 +29,13 @@ pub(super) enum Op {
         relay: usize,
         model: usize,
         requests: u32,
+    },
+    /// From now on, a relay's requests for a model are of this class and rank.
+    Classify {
+        relay: usize,
+        model: usize,
+        class: RequestClass,
+        rank: u32,
     },
     /// A relay sends a request that it may send.
     Send {
@@ -142,11 +149,14 @@ fn op() -> impl Strategy<Value = Op> {
 fn of_requests() -> impl Strategy<Value = Op> {
     let waited = prop::sample::select(vec![0, 0, 100, 10_000, 400_000]);
     let kinds = prop::sample::select(vec![LinkKind::Held, LinkKind::Granted]);
+    let classes = prop::sample::select(vec![RequestClass::Interactive, RequestClass::Normal, RequestClass::Batch]);
     prop_oneof![
         12 => (any_index(), 0..MODELS.len(), waited)
             .prop_map(|(relay, model, waited)| Op::Arrive { relay, model, waited }),
         6 => (any_index(), known(), 1..6_u32)
             .prop_map(|(relay, model, requests)| Op::Queue { relay, model, requests }),
+        2 => (any_index(), 0..MODELS.len(), classes, 0..3_u32)
+            .prop_map(|(relay, model, class, rank)| Op::Classify { relay, model, class, rank }),
         8 => any_index().prop_map(|relay| Op::Send { relay }),
         2 => any_index().prop_map(|relay| Op::Withdraw { relay }),
         2 => any_index().prop_map(|request| Op::Cancel { request }),

@@ -8,9 +8,12 @@ use modelrelay_protocol::message::SlotState;
 
 use crate::Model;
 use crate::effect::{Effect, Reason, SlotEvent};
-use crate::event::{Event, LinkKind, OpId, OrderId, RelayKey, RequestKey};
+use crate::event::{Event, LinkKind, OpId, OrderId, RelayKey, RequestClass, RequestKey};
 use crate::machine::{Jitter, Machine};
-use crate::{config::SlotConfig, policy};
+use crate::{
+    config::SlotConfig,
+    policy::{self, Candidate},
+};
 
 /// A call that the driver received.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,6 +43,14 @@ pub(super) struct World {
     pub(super) waiting: BTreeMap<RequestKey, (RelayKey, Model)>,
     /// The relay that sent each request.
     pub(super) senders: BTreeMap<RequestKey, RelayKey>,
+    /// The class of each request.
+    pub(super) classes: BTreeMap<RequestKey, RequestClass>,
+    /// The class and rank of each relay's next requests.
+    pub(super) places: BTreeMap<(RelayKey, Model), (RequestClass, u32)>,
+    /// The models that the last load put behind although their keys had attained less service.
+    owed: BTreeSet<Model>,
+    /// The number of turns that ended at their quantum, early for a higher class, and early for keys with less service.
+    pub(super) turns: [u64; 3],
     /// Leases that their holders have not released.
     pub(super) running: BTreeMap<RequestKey, Running>,
     ended: BTreeSet<RequestKey>,
@@ -65,8 +76,9 @@ pub(super) struct World {
     /// The last generation whose gate was opened, and the time of that.
     generation: u64,
     residency: Instant,
-    /// The quantum for each target, before the event.
+    /// The quantum for each target, and the cost of the swap, before the event.
     quanta: BTreeMap<Model, Duration>,
+    costs: BTreeMap<Model, Duration>,
 }
 
 #[derive(Clone, Debug)]
@@ -92,6 +104,10 @@ impl World {
             next_key: 0,
             waiting: BTreeMap::new(),
             senders: BTreeMap::new(),
+            classes: BTreeMap::new(),
+            places: BTreeMap::new(),
+            owed: BTreeSet::new(),
+            turns: [0; 3],
             running: BTreeMap::new(),
             ended: BTreeSet::new(),
             grants: BTreeMap::new(),
@@ -110,6 +126,7 @@ impl World {
             generation: 0,
             residency: start,
             quanta: BTreeMap::new(),
+            costs: BTreeMap::new(),
         }
     }
 
@@ -138,6 +155,7 @@ impl World {
         let (machine, knobs) = (&self.machine, &self.machine.config.knobs);
         let quanta = machine.models.keys().map(|to| (to.clone(), policy::quantum(knobs, machine.swap_cost(to))));
         self.quanta = quanta.collect();
+        self.costs = machine.models.keys().map(|to| (to.clone(), machine.swap_cost(to))).collect();
         let effects = self.machine.handle(event, self.instant());
         for effect in &effects {
             self.record(effect);
@@ -184,6 +202,7 @@ impl World {
                 if self.generation != self.machine.generation {
                     self.generation = self.machine.generation;
                     self.residency = self.instant();
+                    self.owed = self.owed_by(model);
                 }
             }
             Effect::CloseGate { model } => {
@@ -256,7 +275,13 @@ impl World {
             }
             Reason::Quantum => {
                 let age = self.instant().saturating_duration_since(self.residency);
-                assert!(age >= self.quanta[to], "I7: {age:?} of {:?}", self.quanta[to]);
+                let (models, candidates) = self.machine.candidates();
+                let early = self.ends_early(from, &models, &candidates);
+                let floor = self.machine.config.knobs.min_residency.max(3 * self.costs[to]);
+                let least = if early.is_some() { floor } else { self.quanta[to] };
+                assert!(age >= least, "I7: {age:?} of {least:?}");
+                let is_owed = early == Some(true);
+                self.turns[if age >= self.quanta[to] { 0 } else { 1 + usize::from(is_owed) }] += 1;
             }
             Reason::Wanted | Reason::Order | Reason::Default | Reason::Ttl | Reason::Removed => {}
         }
@@ -281,18 +306,56 @@ impl World {
             let passed_over = candidate.age > bound && candidate.age > candidates[index].age;
             assert!(!passed_over, "I8: {next} comes before {}, which has waited {:?}", models[other], candidate.age);
         }
+        let place = |candidate: &Candidate| (candidate.class, candidate.rank);
+        let is_late = candidates[index].age > policy::bound(&self.machine.config.knobs, busy, &candidates, index);
+        let is_first = candidates.iter().all(|other| place(&candidates[index]) <= place(other));
+        assert!(is_first || is_late, "{next} comes before others of a higher class, or of keys with less service");
     }
 
     /// I8: a busy resident whose quantum is over does not keep out a model with waiting requests.
     fn check_quantum(&self) {
         let machine = &self.machine;
         let (Some(resident), None) = (machine.ready(), machine.preflight.as_ref()) else { return };
-        let (_, candidates) = machine.candidates();
+        let (models, candidates) = machine.candidates();
         let knobs = &machine.config.knobs;
         if let (None, Some(next)) = (resident.idle_since, policy::pick(knobs, true, &candidates)) {
             let stayed = self.instant().saturating_duration_since(resident.since);
-            assert!(stayed < policy::quantum(knobs, candidates[next].cost), "I8: {stayed:?} with others waiting");
+            let early = self.ends_early(&resident.model, &models, &candidates);
+            let cost = candidates[next].cost;
+            let turn = if early.is_some() { knobs.min_residency.max(3 * cost) } else { policy::quantum(knobs, cost) };
+            assert!(stayed < turn, "I8: {stayed:?} with others waiting");
         }
+    }
+
+    /// Returns the class and rank of a relay's requests for a model.
+    pub(super) fn place(&self, relay: RelayKey, model: &Model) -> (RequestClass, u32) {
+        self.places.get(&(relay, model.clone())).copied().unwrap_or_default()
+    }
+
+    /// Returns the models whose waiting requests are of the same class as those for this one, at a lower rank.
+    fn owed_by(&self, model: &Model) -> BTreeSet<Model> {
+        let place = |model| self.machine.models.get(model).and_then(|entry| entry.waiting(self.instant()).place);
+        let Some(own) = place(model) else { return BTreeSet::new() };
+        let all = self
+            .machine
+            .models
+            .keys()
+            .filter(|other| place(other).is_some_and(|other| other.class == own.class && other.rank < own.rank));
+        all.cloned().collect()
+    }
+
+    /// Returns `None` if no candidate ends the resident's turn early, and `Some(true)` if each that does is owed service.
+    fn ends_early(&self, resident: &Model, models: &[Model], candidates: &[Candidate]) -> Option<bool> {
+        let running = self.running.iter().filter(|(_, running)| running.model == *resident && !running.abandoned);
+        let running = running.filter(|(request, _)| self.machine.leases.contains_key(request));
+        let running = running.map(|(request, _)| self.classes[request]);
+        let waiting = self.machine.models.get(resident).and_then(|entry| entry.waiting(self.instant()).place);
+        let class = running.chain(waiting.map(|place| place.class)).min().unwrap_or_default();
+        let early = models.iter().zip(candidates).filter_map(|(model, candidate)| {
+            let is_owed = candidate.class == class && self.owed.contains(model);
+            (candidate.class < class || is_owed).then_some(is_owed)
+        });
+        early.reduce(|all, is_owed| all && is_owed)
     }
 
     fn check_nothing_runs(&self) {

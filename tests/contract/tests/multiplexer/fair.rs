@@ -44,6 +44,9 @@ async fn chat_for_third_model_precedes_batch_for_second() {
     relay
         .eventually("the chat waits", async || worker.metric(r#"modelrelay_worker_waiting{model="c"}"#).await == 1.0)
         .await;
+    // A swap that had begun for the batch gets a new target, once that was checked.
+    let target = || async { worker.probe("/healthz").await.json()["slots"][0]["target"].clone() };
+    relay.eventually("the chat's model is next", async || target().await == "c").await;
     running.answer_json(200, &json!({})).await;
     let answered_first = c.call().await;
     assert_eq!(b.request_count("/v1/chat/completions"), 0, "the batch still waits");

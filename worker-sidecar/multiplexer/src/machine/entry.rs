@@ -69,18 +69,12 @@ struct Ages {
 }
 
 /// The place of requests in the fair order: the least of several is that of the first. `Default`: no class, no rank.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct FairPlace {
     pub(super) class: RequestClass,
-    /// As the relay reports it, and comparable with its other reports only. The least of several relays is used, so a
-    /// model that is first at one of them is first.
+    /// As the relay reports it, and comparable with its other reports only. Of several relays, the least one for the
+    /// highest class is used, so a model that is first at one of them is first.
     pub(super) rank: u32,
-}
-
-impl FairPlace {
-    fn min(self, other: Self) -> Self {
-        Self { class: self.class.min(other.class), rank: self.rank.min(other.rank) }
-    }
 }
 
 /// All requests that wait for a model, here and at relays.
@@ -175,6 +169,18 @@ impl Entry {
             waiting.add(self.allocator.awaited(*relay), ages.oldest + passed, ages.mean + passed, ages.place);
         }
         waiting
+    }
+
+    /// True if a relay reports requests for both models, of the same class, and those for this one first. Only the ranks
+    /// of one relay can be compared.
+    pub(super) fn precedes_at_a_relay(&self, other: &Self) -> bool {
+        let waits = |entry: &Self, relay| entry.allocator.awaited(relay) > 0;
+        self.ages.iter().any(|(relay, own)| {
+            let theirs = other.ages.get(relay).map(|ages| ages.place);
+            theirs.is_some_and(|place| own.place.class == place.class && own.place.rank < place.rank)
+                && waits(self, *relay)
+                && waits(other, *relay)
+        })
     }
 
     /// True if a request waits.

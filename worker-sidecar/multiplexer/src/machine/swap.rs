@@ -182,10 +182,9 @@ impl Machine {
 
     /// Returns the models of the same class whose keys have attained less service than those that wait for this one.
     pub(super) fn owed_by(&self, model: &Model) -> BTreeSet<Model> {
-        let place = |entry: &Entry| entry.waiting(self.now).place;
-        let Some(own) = self.models.get(model).and_then(place) else { return BTreeSet::new() };
-        let is_owed =
-            |other: &&Entry| place(other).is_some_and(|place| place.class == own.class && place.rank < own.rank);
+        let class = |entry: &Entry| entry.waiting(self.now).place.map(|place| place.class);
+        let Some(own) = self.models.get(model) else { return BTreeSet::new() };
+        let is_owed = |other: &&Entry| class(other) == class(own) && other.precedes_at_a_relay(own);
         self.models.values().filter(is_owed).map(|entry| entry.model().clone()).collect()
     }
 

@@ -85,6 +85,30 @@ fn model_ahead_in_service_gets_short_turn() {
 }
 
 #[test]
+fn ranks_of_different_relays_are_not_compared() {
+    let mut s = Stage::serving("a", &["a", "b", "c"]);
+    s.handle(Event::RelayJoined { relay: OTHER, kind: LinkKind::Granted });
+    s.demand_of(NEW, &[(("b", 4, 1.0), Normal, 0)]);
+    s.fits();
+    s.evicted();
+    s.demand_of(NEW, &[(("b", 4, 1.0), Normal, 1)]);
+    s.demand_of(OTHER, &[(("c", 4, 1.0), Normal, 0)]);
+    s.finish_swap(2.0);
+    (1..=4).for_each(|request| _ = s.arrive_of(Normal, NEW, request, "b"));
+    assert_eq!(s.pass(15.9), NOTHING, "the turn is not short");
+    assert_eq!(s.pass(0.1), ["preflight c"]);
+}
+
+#[test]
+fn batch_at_other_relay_improves_no_rank() {
+    let mut s = busy(Normal, &["a", "b", "c"]);
+    s.handle(Event::RelayJoined { relay: OTHER, kind: LinkKind::Granted });
+    s.demand_of(NEW, &[(("b", 9, 9.0), Normal, 1), (("c", 1, 0.0), Normal, 0)]);
+    s.demand_of(OTHER, &[(("b", 1, 0.0), Batch, 0)]);
+    assert_eq!(s.pass(16.0), ["preflight c"]);
+}
+
+#[test]
 fn service_attained_in_turn_does_not_shorten_it() {
     let mut s = busy(Normal, &["a", "b"]);
     s.demand_of(NEW, &[(("a", 4, 1.0), Normal, 1), (("b", 4, 1.0), Normal, 0)]);

@@ -332,16 +332,14 @@ impl World {
         self.places.get(&(relay, model.clone())).copied().unwrap_or_default()
     }
 
-    /// Returns the models whose waiting requests are of the same class as those for this one, at a lower rank.
+    /// Returns the models whose waiting requests are of the same class as those for this one, and first at a relay.
     fn owed_by(&self, model: &Model) -> BTreeSet<Model> {
-        let place = |model| self.machine.models.get(model).and_then(|entry| entry.waiting(self.instant()).place);
-        let Some(own) = place(model) else { return BTreeSet::new() };
-        let all = self
-            .machine
-            .models
-            .keys()
-            .filter(|other| place(other).is_some_and(|other| other.class == own.class && other.rank < own.rank));
-        all.cloned().collect()
+        let entry = |model| self.machine.models.get(model);
+        let class = |model| Some(entry(model)?.waiting(self.instant()).place?.class);
+        let precedes =
+            |other| entry(other).zip(entry(model)).is_some_and(|(other, own)| other.precedes_at_a_relay(own));
+        let models = self.machine.models.keys();
+        models.filter(|other| class(other) == class(model) && precedes(other)).cloned().collect()
     }
 
     /// Returns `None` if no candidate ends the resident's turn early, and `Some(true)` if each that does is owed service.

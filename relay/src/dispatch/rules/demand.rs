@@ -112,9 +112,9 @@ impl Dispatch {
         };
         let entries = worker.models.iter().filter_map(|model| self.demand_of(*model, worker));
         let (mut demand, places): (Vec<_>, Vec<_>) = entries.unzip();
-        let order: BTreeSet<_> = places.iter().copied().collect();
+        let ranks: BTreeMap<_, _> = places.iter().copied().collect::<BTreeSet<_>>().into_iter().zip(0..).collect();
         for (entry, place) in demand.iter_mut().zip(places) {
-            entry.rank = u32::try_from(order.range(..place).count()).unwrap_or(u32::MAX);
+            entry.rank = ranks.get(&place).copied().unwrap_or_default();
         }
         demand.sort_unstable_by(|a, b| a.model.cmp(&b.model));
         let count = |entry: &ModelDemand| (entry.model.clone(), (entry.waiting, entry.class));

@@ -46,7 +46,11 @@ impl Dispatch {
         Some(order.position(key).unwrap_or_else(|| {
             let (flow, class) = (request.flow, request.class);
             let service = order.end(flow, class).unwrap_or_else(|| self.queue.flows.arrival_service(flow));
-            order.position_at(Start { class, service, key })
+            let found = order.position_at(Start { class, service, key });
+            // A request that came after the sort waits too; one that is rejected does not.
+            let is_waiting = matches!(request.state, RequestState::Queued { place: Some(_), .. });
+            let waiting = if is_waiting { found.waiting.max(found.position) } else { found.waiting };
+            QueuePosition { waiting, ..found }
         }))
     }
 

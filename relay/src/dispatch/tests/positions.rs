@@ -114,6 +114,8 @@ fn positions_are_recomputed_after_second_or_change() {
     assert_eq!(position(&mut p, 20), Some(20), "less than an eighth");
     submit(&mut p, 21, "a", Normal);
     assert_eq!(position(&mut p, 21), Some(21), "behind all that were sorted");
+    let now = p.instant();
+    assert_eq!(p.dispatch.queue_position(RequestKey(21), now).map(|at| at.waiting), Some(21), "it waits too");
     p.advance_late(0.9);
     assert_eq!(position(&mut p, 20), Some(20));
     p.advance_late(0.2);

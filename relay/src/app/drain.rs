@@ -39,7 +39,8 @@ impl Relay {
         for provider in self.all_providers() {
             provider.begin_drain();
         }
-        if finished {
+        // A connection that may carry a request does not keep workers from being notified.
+        if finished || self.has_no_request() {
             let left = deadline.saturating_duration_since(Instant::now()).as_secs();
             for link in self.all_providers().iter().flat_map(|provider| provider.links()) {
                 link.begin_drain(GracefulShutdown::RELAY_SHUTDOWN, Some(left), None);
@@ -77,7 +78,8 @@ impl Relay {
             // read them.
             let has_changed = |relay: &Self| !relay.shared.connections.is_responding() || !relay.expects_no_request();
             let last_bytes = deadline.min(Instant::now() + LAST_BYTES);
-            if !self.wait_until(has_changed, last_bytes).await || self.expects_no_request() {
+            let has_ended = |relay: &Self| !relay.shared.connections.is_responding() && relay.expects_no_request();
+            if !self.wait_until(has_changed, last_bytes).await || has_ended(self) {
                 return true;
             }
         }
@@ -85,7 +87,11 @@ impl Relay {
     }
 
     fn expects_no_request(&self) -> bool {
-        !self.shared.connections.expects_requests() && self.all_providers().iter().all(|provider| provider.is_idle())
+        !self.shared.connections.expects_requests() && self.has_no_request()
+    }
+
+    fn has_no_request(&self) -> bool {
+        self.all_providers().iter().all(|provider| provider.is_idle())
     }
 
     /// Waits until `condition` holds; checks it whenever a response begins, or a request or a connection ends.

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ::http::header::CONNECTION;
-use ::http::{HeaderValue, Request, StatusCode};
+use ::http::{HeaderValue, Request, StatusCode, Version};
 use axum::Router;
 use axum::body::Body;
 use axum::response::Response;
@@ -18,6 +18,7 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 use tracing::{debug, warn};
 
@@ -64,7 +65,8 @@ pub async fn serve(listener: TcpListener, serving: Serving, limit: usize, tracke
         };
         match accepted {
             Ok((stream, peer)) => {
-                tracker.spawn(connection(stream, place, peer, serving.clone()));
+                let activity = admit(&serving.shared);
+                tracker.spawn(connection((stream, peer), place, activity, serving.clone()));
             }
             Err(error) => {
                 warn!(%error, "cannot accept a connection");
@@ -74,17 +76,27 @@ pub async fn serve(listener: TcpListener, serving: Serving, limit: usize, tracke
     }
 }
 
+/// Counts an accepted connection; it carries no request if the grace period is over. Counted before the phase is read, so that a
+/// relay that begins to drain either waits for it or refuses its requests.
+fn admit(shared: &Shared) -> ConnectionActivity {
+    let activity = shared.connections.open();
+    if shared.phase() >= ProcessPhase::Draining {
+        activity.close();
+    }
+    activity
+}
+
 /// Serves one connection. Its permit moves with the stream, also to a worker's socket.
-async fn connection(stream: TcpStream, place: OwnedSemaphorePermit, peer: SocketAddr, serving: Serving) {
+async fn connection(
+    (stream, peer): (TcpStream, SocketAddr),
+    place: OwnedSemaphorePermit,
+    activity: ConnectionActivity,
+    serving: Serving,
+) {
     net::tune(&stream);
     let Serving { router, base_path, shared, tls } = serving;
     let idle_timeout = shared.config.load().client_idle_timeout;
-    // Counted before the phase is read, so that a relay that begins to drain either waits for it or refuses its requests.
-    let activity = shared.connections.open();
-    let is_late = shared.phase() >= ProcessPhase::Draining;
-    if is_late {
-        activity.close();
-    }
+    let is_late = activity.is_closed();
     let io = ClientIo::new(stream, WRITE_PATIENCE, Arc::clone(&shared.budget), place);
     let heads = io.heads();
     let flushed = io.flushed();
@@ -101,6 +113,7 @@ async fn connection(stream: TcpStream, place: OwnedSemaphorePermit, peer: Socket
         },
     };
     heads.end_handshake();
+    activity.end_handshake();
     let service = service_fn(move |mut request: Request<Incoming>| {
         activity.begin_request();
         base_path::strip(&base_path, &mut request);
@@ -111,9 +124,10 @@ async fn connection(stream: TcpStream, place: OwnedSemaphorePermit, peer: Socket
         }
         let request = request.map(|body| Body::new(heads.end_with(body)));
         let (mut router, shared, activity) = (router.clone(), Arc::clone(&shared), activity.clone());
+        let version = request.version();
         async move {
             let response = router::answer(&mut router, request).await;
-            Ok::<_, Infallible>(begin_response(response, &shared, &activity))
+            Ok::<_, Infallible>(begin_response((response, version), &shared, &activity))
         }
     });
     let connection = http1::Builder::new()
@@ -142,12 +156,20 @@ async fn connection(stream: TcpStream, place: OwnedSemaphorePermit, peer: Socket
 }
 
 /// Tracks a response. Those of a relay that is shutting down end their connections, so that clients use another relay.
-fn begin_response(mut response: Response, shared: &Shared, activity: &ConnectionActivity) -> Response<ResponseBody> {
+fn begin_response(
+    (mut response, version): (Response, Version),
+    shared: &Shared,
+    activity: &ConnectionActivity,
+) -> Response<ResponseBody> {
     if response.status() == StatusCode::SWITCHING_PROTOCOLS {
         return response.map(ResponseBody::untracked);
     }
     let after = if shared.phase() > ProcessPhase::Running {
         response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+        // Of HTTP/1.1, hyper would add `keep-alive` for a client with HTTP/1.0.
+        if version == Version::HTTP_10 {
+            *response.version_mut() = version;
+        }
         AfterResponse::Close
     } else if response.extensions().get::<EndsWithRelay>().is_some() {
         AfterResponse::IdleAtLast
@@ -161,9 +183,10 @@ fn begin_response(mut response: Response, shared: &Shared, activity: &Connection
 async fn retire(mut phase: watch::Receiver<ProcessPhase>, activity: ConnectionActivity, heads: Heads) {
     let _ = phase.wait_for(|phase| *phase >= ProcessPhase::Draining).await;
     let mut stopping = std::pin::pin!(phase.wait_for(|phase| *phase == ProcessPhase::Stopping));
-    let mut has_yielded = false;
+    let (mut has_yielded, mut head_since) = (false, None);
     loop {
-        let linger = activity.linger(heads.has_begun());
+        head_since = heads.has_begun().then(|| head_since.unwrap_or_else(Instant::now));
+        let linger = activity.linger(head_since);
         if linger.is_zero() && has_yielded {
             break;
         }

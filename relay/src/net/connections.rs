@@ -22,7 +22,7 @@ use tokio::time::Instant;
 /// so within milliseconds of a response that began before the drain, and did not announce the end of the connection.
 pub const IDLE_LINGER: Duration = Duration::from_secs(1);
 
-/// How long the head of a request may take that has begun to arrive at a draining relay.
+/// The longest time that the head of a request may take, from its first bytes, at a draining relay.
 const HEAD_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Marks a request of a connection that was opened after the relay's grace period.
@@ -144,12 +144,24 @@ impl ConnectionActivity {
         self.change(|_| ConnectionStage::Last);
     }
 
+    /// True if it carries no other request.
+    pub fn is_closed(&self) -> bool {
+        *self.0.stage.lock().unwrap_or_else(PoisonError::into_inner) == ConnectionStage::Last
+    }
+
+    /// Records the end of the TLS handshake: the client sends its first request after it.
+    pub fn end_handshake(&self) {
+        self.change(|_| ConnectionStage::Idle { since: Instant::now() });
+    }
+
     /// Returns how much longer a draining relay keeps the connection open without a request, at most: zero if it may close
-    /// now. `has_begun`: the first bytes of a request have arrived.
-    pub fn linger(&self, has_begun: bool) -> Duration {
-        let patience = if has_begun { HEAD_PATIENCE } else { IDLE_LINGER };
+    /// now. `head_since`: the time since which the head of a request arrives.
+    pub fn linger(&self, head_since: Option<Instant>) -> Duration {
         match *self.0.stage.lock().unwrap_or_else(PoisonError::into_inner) {
-            ConnectionStage::Idle { since } => patience.saturating_sub(since.elapsed()).min(IDLE_LINGER),
+            ConnectionStage::Idle { since } => {
+                let (patience, since) = head_since.map_or((IDLE_LINGER, since), |begun| (HEAD_PATIENCE, begun));
+                patience.saturating_sub(since.elapsed()).min(IDLE_LINGER)
+            }
             ConnectionStage::Handling
             | ConnectionStage::Responding
             | ConnectionStage::Endless
@@ -262,15 +274,33 @@ mod tests {
         activity.begin_request();
         let body = activity.begin_response(Body::empty(), AfterResponse::Idle);
         tokio::time::advance(10 * IDLE_LINGER).await;
-        assert_eq!(activity.linger(false), IDLE_LINGER);
+        assert_eq!(activity.linger(None), IDLE_LINGER);
         drop(body);
         tokio::time::advance(IDLE_LINGER / 4).await;
-        assert_eq!(activity.linger(false), IDLE_LINGER * 3 / 4);
+        assert_eq!(activity.linger(None), IDLE_LINGER * 3 / 4);
         tokio::time::advance(IDLE_LINGER).await;
-        assert_eq!(activity.linger(false), Duration::ZERO);
-        assert_eq!(activity.linger(true), IDLE_LINGER);
+        assert_eq!(activity.linger(None), Duration::ZERO);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn idle_connection_lingers_for_begun_head() {
+        let (_connections, activity) = open();
+        tokio::time::advance(60 * HEAD_PATIENCE).await;
+        let begun = Instant::now();
+        assert_eq!(activity.linger(Some(begun)), IDLE_LINGER);
         tokio::time::advance(HEAD_PATIENCE).await;
-        assert_eq!(activity.linger(true), Duration::ZERO);
+        assert_eq!(activity.linger(Some(begun)), Duration::ZERO);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn connection_lingers_after_slow_handshake() {
+        let (connections, activity) = open();
+        tokio::time::advance(2 * IDLE_LINGER).await;
+        activity.end_handshake();
+        assert_eq!((activity.linger(None), numbers(&connections)), (IDLE_LINGER, (true, false)));
+        activity.close();
+        activity.end_handshake();
+        assert!(activity.is_closed());
     }
 
     #[tokio::test(start_paused = true)]

@@ -211,6 +211,35 @@ async fn unfinished_requests_do_not_delay_exit_past_deadline() {
 }
 
 #[tokio::test]
+async fn stalled_upload_does_not_keep_workers_uninformed() {
+    let mut relay = Relay::builder().env("DRAIN_TIMEOUT_SECS", "1").start().await;
+    let mut worker = relay.worker(&["m"], 1).await;
+    let mut body = RawConnection::open(relay.addr(), relay.log()).await;
+    body.write(
+        "POST /v1/chat/completions HTTP/1.1\r\nhost: relay\r\ncontent-length: 9\r\nexpect: 100-continue\r\n\r\n",
+    )
+    .await;
+    // The relay now waits for the body.
+    assert!(body.read_head().await.contains("100"));
+    relay.process().terminate().await;
+    assert_eq!(worker.expect("graceful_shutdown").await["reason"], "relay_shutdown");
+    assert_eq!(worker.expect_close().await, (1001, "relay shutting down".to_owned()));
+    assert_eq!(relay.process().wait_exit().await.code(), Some(0));
+}
+
+#[tokio::test]
+async fn older_http_client_is_not_kept_during_grace() {
+    let mut relay = Relay::builder().env("SHUTDOWN_GRACE_SECS", "2").start().await;
+    let mut client = RawConnection::open(relay.addr(), relay.log()).await;
+    relay.process().terminate().await;
+    relay.log().wait_for_line("shut").await;
+    client.write("GET /livez HTTP/1.0\r\nhost: relay\r\nconnection: keep-alive\r\n\r\n").await;
+    let head = client.read_head().await.to_ascii_lowercase();
+    assert!(head.contains("connection: close") && !head.contains("keep-alive"), "{head}");
+    assert_eq!(relay.process().wait_exit().await.code(), Some(0));
+}
+
+#[tokio::test]
 async fn unread_response_does_not_delay_exit() {
     let mut relay = Relay::start().await;
     let mut worker = relay.worker(&["m"], 1).await;

@@ -203,6 +203,22 @@ async fn failed_and_refused_requests_are_counted() {
 }
 
 #[tokio::test]
+async fn backend_error_after_keep_alive_has_no_tokens() {
+    let relay = Relay::builder().env("STREAM_KEEPALIVE_SECS", "0.2").start().await;
+    let mut worker = relay.core1_worker(&["m"], 1).await;
+    let mut response = relay.send(chat_stream("m")).await;
+    assert_eq!(response.status, 200);
+    let _ = response.read_until("\n\n").await;
+    let job = worker.expect_request().await;
+    worker.answer_with(&job, 400, &[("content-type", "application/json")], b"{\"error\": \"too long\"}").await;
+    assert!(response.read_to_end().await.broken_stream().contains("400"), "the error is reported in the stream");
+    wait_for_requests(&relay, 1).await;
+    let rows = rows(&relay, "").await;
+    let estimated = ["estimated_input_tokens", "estimated_output_tokens"].map(|name| &rows[0][name]);
+    assert_eq!(estimated, [&json!(0), &json!(0)], "{rows:?}");
+}
+
+#[tokio::test]
 async fn slots_are_charged_over_all_attempts() {
     let relay = Relay::start().await;
     let mut first = relay.core1_worker(&["m"], 1).await;

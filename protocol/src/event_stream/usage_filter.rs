@@ -2,7 +2,8 @@
 //! usage of the whole response. Every other byte passes.
 //!
 //! Complete events, comments and empty lines pass at once. Only the beginning of an event is held, up to [`MAX_HELD_BYTES`]; a longer
-//! event passes, whatever it contains. The result does not depend on how the stream is cut into pieces.
+//! event passes, whatever it contains. The result does not depend on how the stream is cut into pieces, unless one stream ends some
+//! lines with CR and others with CRLF.
 
 use std::sync::LazyLock;
 

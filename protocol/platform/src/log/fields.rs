@@ -81,11 +81,19 @@ impl FieldWriter<'_> {
 
 impl Visit for FieldWriter<'_> {
     fn record_u64(&mut self, field: &Field, value: u64) {
-        self.digits(field, "", value);
+        if is_usual(field) {
+            self.digits(field, "", value);
+        } else {
+            self.visit(|visitor| visitor.record_u64(field, value));
+        }
     }
 
     fn record_i64(&mut self, field: &Field, value: i64) {
-        self.digits(field, if value < 0 { "-" } else { "" }, value.unsigned_abs());
+        if is_usual(field) {
+            self.digits(field, if value < 0 { "-" } else { "" }, value.unsigned_abs());
+        } else {
+            self.visit(|visitor| visitor.record_i64(field, value));
+        }
     }
 
     fn record_str(&mut self, field: &Field, value: &str) {
@@ -182,6 +190,7 @@ mod tests {
             let source = io::Error::other(fmt::Error);
             let error: &(dyn std::error::Error + 'static) = &source;
             tracing::error!(error, r#type = "keyword", list = ?[1, 2], "failed");
+            tracing::info!(r#type = 5_u64, r#match = -5_i64, message = 7_u64);
             tracing::debug!("no fields");
         });
         assert!(own.lines().count() > 30, "{own}");

@@ -10,6 +10,9 @@ use super::user::User;
 /// Another version: the same images under another tag.
 const NEXT: &str = "next";
 
+/// The definitions.
+const NAMES: &str = "providers.modelrelay.io workerpools.modelrelay.io";
+
 /// Values that both revisions have.
 const DEMO: &str = "--set demo.enabled=true";
 
@@ -23,6 +26,7 @@ async fn provider_keeps_serving_across_release_lifecycle() {
     let _away = Away::take(&cluster).await;
 
     let first = Release::prepare(&cluster, 3, "first").await;
+    own_definitions(&first).await;
     first.install("dev", DEMO).await;
     let user = User::begin(&cluster).await;
     let traffic = user.traffic().await.start();
@@ -70,18 +74,25 @@ async fn changes(release: &Release, user: &User, traffic: &Running) {
     traffic.wait_for_answers(6).await;
 }
 
+/// Transfers the definitions, which are those of the shared release, to this one before it is installed.
+async fn own_definitions(release: &Release) {
+    let (name, namespace) = (release.name, &release.namespace.name);
+    let owner = format!("meta.helm.sh/release-name={name} meta.helm.sh/release-namespace={namespace}");
+    release.namespace.kubectl(&format!("annotate --overwrite crd {NAMES} {owner}")).await;
+    release.namespace.kubectl(&format!("label --overwrite crd {NAMES} app.kubernetes.io/managed-by=Helm")).await;
+}
+
 /// Replaces the definitions, which removes Helm's ownership of them. Neither an upgrade nor a rollback deletes them, with all of
 /// the user's objects.
 async fn replace_definitions(release: &Release, user: &User, traffic: &Running) {
     const FILES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../crds");
-    const NAMES: &str = "providers.modelrelay.io workerpools.modelrelay.io";
+    const OWNER: &str = "meta.helm.sh/release-name- meta.helm.sh/release-namespace-";
     let pods = (user.relays().await, user.backends().await);
     release.namespace.kubectl("replace --filename").arg(FILES).await;
     release.upgrade("dev", DEMO).await;
     release.rollback(1).await;
     // As `kubectl replace` does with the files of earlier versions.
-    let all = "helm.sh/resource-policy- meta.helm.sh/release-name- meta.helm.sh/release-namespace-";
-    release.namespace.kubectl(&format!("annotate crd {NAMES} {all}")).await;
+    release.namespace.kubectl(&format!("annotate crd {NAMES} helm.sh/resource-policy- {OWNER}")).await;
     release.upgrade("dev", DEMO).await;
     // A revision without the definitions must not delete them.
     release.namespace.kubectl(&format!("annotate crd {NAMES} helm.sh/resource-policy-")).await;
@@ -91,6 +102,8 @@ async fn replace_definitions(release: &Release, user: &User, traffic: &Running) 
     assert!(refusal.contains(&advice), "{refusal}");
     release.namespace.kubectl(&format!("annotate crd {NAMES} helm.sh/resource-policy=keep")).await;
     release.upgrade("dev", &without).await;
+    // From now on, they belong to no release.
+    release.namespace.kubectl(&format!("annotate crd {NAMES} {OWNER}")).await;
     user.ready().await;
     assert_eq!((user.relays().await, user.backends().await), pods, "the user's objects must stay");
     traffic.wait_for_answers(6).await;

@@ -252,8 +252,9 @@ impl Reference {
         if !self.places_by_cache() || new.pin.is_some() || self.requeued.contains(&oldest) {
             return None;
         }
+        // A request that the event has made unservable fails before others are sent.
         let concerns = |key: &RequestKey| {
-            if !self.is_like(oldest, *key) {
+            if !self.is_like(oldest, *key) || self.unservable(*key).is_some() {
                 return false;
             }
             let new = &self.requests[key].new;

@@ -9,6 +9,7 @@ pub mod backend;
 pub mod cli;
 pub mod content;
 pub mod crowd;
+pub mod dispatch_core;
 pub mod figures;
 pub mod http;
 pub mod load;

@@ -285,7 +285,7 @@ fn policy_starves_no_model_and_stays_near_best() {
 }
 
 #[test]
-fn batch_on_one_model_does_not_hold_up_chats_for_another() {
+fn batch_delays_chats_for_other_model_briefly() {
     for load in LOADS.map(Duration::from_secs) {
         for seed in SEEDS.take(2) {
             let [(without, slow), (equal, _), (classed, fast)] = Keys::ALL.map(|keys| keys.simulate(load, seed));

@@ -5,13 +5,13 @@
 
 pub mod links;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use modelrelay_protocol::message::Homes;
 use modelrelay_relay::dispatch::{
-    AttemptFailure, Conversation, Decision, Dispatch, Effect, Event, Fairness, Model, NewRequest, NewWorker, Placement,
+    AttemptFailure, Conversation, Decision, Dispatch, Effect, Event, Model, NewRequest, NewWorker, Placement,
     RequestKey, Settings, WorkerKey,
 };
 
@@ -20,11 +20,12 @@ use super::cases::Case;
 use super::policy::{Router, Sent};
 use super::worker::Served;
 use super::workload::Turn;
+use crate::dispatch_core::unlimited;
 use crate::simulation::rng::Rng;
 use links::Links;
 
-/// Longer than any run.
-const FOREVER: Duration = Duration::from_secs(1 << 20);
+/// The largest number of homes that a relay remembers.
+const MAX_HOMES: usize = 100_000;
 
 /// The number of relays, and what they know of each other.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -76,7 +77,8 @@ struct Running {
 impl Relays {
     /// Starts relays, with all workers of a case connected.
     pub fn new(placement: Placement, sharing: Sharing, case: &Case, seed: u64) -> Self {
-        let relay = || Relay { dispatch: Dispatch::new(settings(placement)), waiting: BTreeSet::new() };
+        let settings = || Settings { placement, max_homes: MAX_HOMES, ..unlimited() };
+        let relay = || Relay { dispatch: Dispatch::new(settings()), waiting: BTreeSet::new() };
         let number = if sharing == Sharing::One { 1 } else { 2 };
         let (capacity, epoch) = (case.concurrency as u32, Instant::now());
         let mut relays = Self {
@@ -176,22 +178,6 @@ impl Relays {
     fn running(&self, id: usize) -> (usize, Running) {
         let request = self.requests.get(&id);
         request.and_then(|it| Some((it.relay, it.running?))).expect("a response belongs to a request that was sent")
-    }
-}
-
-fn settings(placement: Placement) -> Settings {
-    Settings {
-        enabled: true,
-        max_queue_len: usize::MAX,
-        max_queue_bytes: u64::MAX,
-        queue_timeout: FOREVER,
-        absent_timeout: None,
-        cold_timeout: None,
-        cold_models: HashSet::new(),
-        request_timeout: FOREVER,
-        placement,
-        max_homes: 100_000,
-        fairness: Fairness::default(),
     }
 }
 

@@ -8,15 +8,15 @@
 //! would not
 //! in a relay that does other work in between. That makes the ratios worse than they are in practice.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::VecDeque;
 use std::io;
 use std::time::{Duration, Instant};
 
 use modelrelay_relay::dispatch::{
-    CancelReason, Dispatch, Effect, Event, Fairness, Model, NewRequest, NewWorker, Placement, RequestKey, Settings,
-    WorkerKey,
+    CancelReason, Dispatch, Effect, Event, Model, NewRequest, NewWorker, RequestKey, Settings, WorkerKey,
 };
 
+use crate::dispatch_core::unlimited;
 use crate::figures::{Figure, Figures};
 use crate::usage;
 
@@ -182,20 +182,8 @@ struct Core {
 
 impl Core {
     fn new(models: u64) -> Self {
-        let settings = Settings {
-            enabled: true,
-            max_queue_len: usize::MAX,
-            max_queue_bytes: u64::MAX,
-            queue_timeout: PATIENCE,
-            absent_timeout: None,
-            cold_timeout: None,
-            cold_models: HashSet::new(),
-            // The running request stays.
-            request_timeout: Duration::MAX,
-            placement: Placement::LeastLoad,
-            max_homes: 0,
-            fairness: Fairness::default(),
-        };
+        // The running request stays.
+        let settings = Settings { queue_timeout: PATIENCE, request_timeout: Duration::MAX, ..unlimited() };
         Self {
             dispatch: Dispatch::new(settings),
             models: (0..models).map(|number| Model::from(format!("model-{number}"))).collect(),

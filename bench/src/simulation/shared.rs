@@ -3,7 +3,7 @@
 //!
 //! The model of a job also names its key: the key is its tens, the model its units.
 
-use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use modelrelay_multiplexer::Model;
@@ -15,17 +15,15 @@ use modelrelay_multiplexer::machine::{Jitter, Machine};
 use modelrelay_multiplexer::memory::Reading;
 use modelrelay_protocol::grants::GrantValues;
 use modelrelay_relay::dispatch::{
-    AttemptFailure, Class, Dispatch, Effect, Event, Fairness, Gate, Grant, NewMultiplexer, NewRequest, NewWorker,
-    Owner, Placement, RequestKey, Settings, TokenUsage, Weight, WorkerKey,
+    AttemptFailure, Class, Dispatch, Effect, Event, Gate, Grant, NewMultiplexer, NewRequest, NewWorker, Owner,
+    RequestKey, TokenUsage, Weight, WorkerKey,
 };
 
 use super::{JobId, ModelId, PLACES, Scheduler, Time};
+use crate::dispatch_core::unlimited;
 
 const RELAY: RelayKey = RelayKey(1);
 const WORKER: WorkerKey = WorkerKey(1);
-
-/// Longer than any run.
-const FOREVER: Duration = Duration::from_secs(1 << 20);
 
 /// The tokens of a response for each second that it takes.
 const TOKENS_PER_SECOND: f64 = 50.0;
@@ -80,7 +78,7 @@ impl SharedSimulation {
             instance: None,
         };
         let mut simulation = Self {
-            relay: Dispatch::new(settings()),
+            relay: Dispatch::new(unlimited()),
             slot,
             start,
             load,
@@ -250,22 +248,6 @@ impl Scheduler for SharedSimulation {
 
     fn loads(&self) -> u32 {
         self.loads
-    }
-}
-
-fn settings() -> Settings {
-    Settings {
-        enabled: true,
-        max_queue_len: usize::MAX,
-        max_queue_bytes: u64::MAX,
-        queue_timeout: FOREVER,
-        absent_timeout: None,
-        cold_timeout: None,
-        cold_models: HashSet::new(),
-        request_timeout: FOREVER,
-        placement: Placement::LeastLoad,
-        max_homes: 0,
-        fairness: Fairness::default(),
     }
 }
 

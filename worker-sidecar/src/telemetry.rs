@@ -1,7 +1,7 @@
 //! Log lines, on standard error, or in the file of a Windows service. Logs never contain a prompt, a response, a key, a
 //! secret or a query string.
 
-use modelrelay_platform::log::{self, PlainFields};
+use modelrelay_platform::log::{self, LineFields};
 use tracing::subscriber::set_global_default;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::layer::SubscriberExt;
@@ -47,13 +47,13 @@ impl LogFilter {
 pub fn init(filter: &LogFilter, format: LogFormat) {
     let registry = tracing_subscriber::registry().with(EnvFilter::new(&filter.0));
     let lines = tracing_subscriber::fmt::layer()
+        .fmt_fields(LineFields::new())
         .with_writer(log::start())
         .with_target(false)
         // An escape sequence in a log file breaks searches for a phrase.
         .with_ansi(log::is_terminal());
     let _ = match format {
-        LogFormat::Text if log::is_terminal() => set_global_default(registry.with(lines)),
-        LogFormat::Text => set_global_default(registry.with(lines.fmt_fields(PlainFields::new()))),
+        LogFormat::Text => set_global_default(registry.with(lines)),
         LogFormat::Json => set_global_default(registry.with(lines.json().flatten_event(true).with_current_span(false))),
     };
 }

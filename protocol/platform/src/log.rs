@@ -12,7 +12,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-pub use self::fields::PlainFields;
+pub use self::fields::LineFields;
 use self::lines::Lines;
 use crate::files;
 

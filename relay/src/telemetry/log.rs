@@ -5,7 +5,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use modelrelay_platform::log::{self, PlainFields};
+use modelrelay_platform::log::{self, LineFields};
 use tracing::subscriber::{SetGlobalDefaultError, set_global_default};
 use tracing_subscriber::filter::filter_fn;
 use tracing_subscriber::layer::SubscriberExt;
@@ -34,15 +34,10 @@ pub struct LogFilter(String);
 pub fn init(filter: &LogFilter, format: LogFormat) -> Result<Journal, SetGlobalDefaultError> {
     let journal = Journal::default();
     let registry = tracing_subscriber::registry().with(journal.clone().with_filter(filter_fn(Journal::keeps)));
-    let lines = tracing_subscriber::fmt::layer().with_writer(log::start()).with_ansi(log::is_terminal());
+    let lines = tracing_subscriber::fmt::layer().fmt_fields(LineFields::new());
+    let lines = lines.with_writer(log::start()).with_ansi(log::is_terminal());
     match format {
-        LogFormat::Text if log::is_terminal() => {
-            set_global_default(registry.with(lines.with_filter(filter.to_env_filter())))?;
-        }
-        LogFormat::Text => {
-            let lines = lines.fmt_fields(PlainFields::new());
-            set_global_default(registry.with(lines.with_filter(filter.to_env_filter())))?;
-        }
+        LogFormat::Text => set_global_default(registry.with(lines.with_filter(filter.to_env_filter())))?,
         LogFormat::Json => {
             let lines = lines.json().flatten_event(true).with_current_span(false).with_span_list(false);
             set_global_default(registry.with(lines.with_filter(filter.to_env_filter())))?;

@@ -1,18 +1,18 @@
-//! Fields of a log line without colours: the text of [`DefaultVisitor`], at a fraction of its cost. It styles each name and sign,
-//! also where there is no style, and examines each character of a text twice.
+//! Fields of a log line: the text of [`DefaultVisitor`], without colours at a fraction of its cost. It styles each name and
+//! sign, also where there is no style, and examines each character of a text twice.
 
 use std::fmt::{self, Debug};
 
 use tracing::field::{Field, Visit};
 use tracing_subscriber::field::{RecordFields, VisitOutput};
 use tracing_subscriber::fmt::FormatFields;
-use tracing_subscriber::fmt::format::{DefaultVisitor, Writer};
+use tracing_subscriber::fmt::format::{DefaultFields, DefaultVisitor, Writer};
 
-/// Formats fields as `name=value`, for [`fmt_fields`](tracing_subscriber::fmt::Layer::fmt_fields) of a layer without colours.
+/// Formats fields as `name=value`, for [`fmt_fields`](tracing_subscriber::fmt::Layer::fmt_fields).
 #[derive(Debug)]
-pub struct PlainFields(());
+pub struct LineFields(());
 
-impl PlainFields {
+impl LineFields {
     /// Returns the formatter.
     #[must_use]
     pub fn new() -> Self {
@@ -20,14 +20,17 @@ impl PlainFields {
     }
 }
 
-impl Default for PlainFields {
+impl Default for LineFields {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl<'writer> FormatFields<'writer> for PlainFields {
+impl<'writer> FormatFields<'writer> for LineFields {
     fn format_fields<R: RecordFields>(&self, writer: Writer<'writer>, fields: R) -> fmt::Result {
+        if writer.has_ansi_escapes() {
+            return DefaultFields::new().format_fields(writer, fields);
+        }
         let mut fields_writer = FieldWriter { writer, is_empty: true, result: Ok(()) };
         fields.record(&mut fields_writer);
         fields_writer.result
@@ -156,19 +159,19 @@ mod tests {
     }
 
     /// Returns the lines of the library, and those of this formatter.
-    fn both(log: impl Fn()) -> [String; 2] {
+    fn both(is_coloured: bool, log: impl Fn()) -> [String; 2] {
         let (library, own) = (Lines::default(), Lines::default());
         let (left, right) = (library.clone(), own.clone());
-        let layer = tracing_subscriber::fmt::layer().with_ansi(false).without_time();
+        let layer = tracing_subscriber::fmt::layer().with_ansi(is_coloured).without_time();
         with_default(registry().with(layer.with_writer(move || left.clone())), &log);
-        let layer = tracing_subscriber::fmt::layer().with_ansi(false).without_time();
-        with_default(registry().with(layer.fmt_fields(PlainFields::new()).with_writer(move || right.clone())), &log);
+        let layer = tracing_subscriber::fmt::layer().with_ansi(is_coloured).without_time();
+        with_default(registry().with(layer.fmt_fields(LineFields::new()).with_writer(move || right.clone())), &log);
         [library.text(), own.text()]
     }
 
     #[test]
     fn line_equals_the_librarys_for_every_kind_of_field() {
-        let [library, own] = both(|| {
+        let log = || {
             let texts =
                 ["", "plain", "two words", "a\"b", "a\\b", "é", "a\nb", "\u{1b}[31mred", "\u{7f}", "\u{9b}31m", "~ !"];
             for text in texts {
@@ -192,8 +195,11 @@ mod tests {
             tracing::error!(error, r#type = "keyword", list = ?[1, 2], "failed");
             tracing::info!(r#type = 5_u64, r#match = -5_i64, message = 7_u64);
             tracing::debug!("no fields");
-        });
-        assert!(own.lines().count() > 30, "{own}");
-        assert_eq!(own, library);
+        };
+        for is_coloured in [false, true] {
+            let [library, own] = both(is_coloured, log);
+            assert!(own.lines().count() > 30, "{own}");
+            assert_eq!((own.contains("\u{1b}[3m"), own), (is_coloured, library));
+        }
     }
 }

@@ -207,8 +207,6 @@ impl Ticket {
         let (record, shared) = (&self.record, &self.provider.shared);
         let usage = RequestUsage {
             outcome,
-            // The client may have received 200 with a keep-alive before the backend's error.
-            status: received.status.map(|status| status.as_u16()).or(self.status),
             endpoint: record.endpoint,
             is_stored: record.is_stored,
             request_bytes: record.body_bytes,

@@ -84,6 +84,13 @@ pub struct Received {
     pub first_byte_at: Option<Instant>,
 }
 
+impl Received {
+    /// True if the backend returned an error.
+    pub fn is_error(&self) -> bool {
+        self.status.is_some_and(|status| status.is_client_error() || status.is_server_error())
+    }
+}
+
 /// The reason why a push was rejected; the caller fails the request and cancels it at the worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PushError {

@@ -10,8 +10,6 @@ use crate::telemetry::usage::{RequestCounts, UsageSums};
 /// How a request ended.
 pub(super) struct RequestUsage<'a> {
     pub(super) outcome: Outcome,
-    /// The status that the client got.
-    pub(super) status: Option<u16>,
     pub(super) endpoint: Endpoint,
     /// True if a stored response is only read.
     pub(super) is_stored: bool,
@@ -45,9 +43,8 @@ impl RequestUsage<'_> {
     /// True if a backend has computed a part of the request at least. An error of the backend has no tokens, and neither has
     /// a stored response that is only read.
     fn is_computed(&self) -> bool {
-        let is_error = self.status.is_some_and(|status| status >= 400);
         let is_cancelled_there = self.outcome == Outcome::Cancelled && self.progress.dispatched_at.is_some();
-        !self.is_stored && !is_error && (self.received.bytes > 0 || is_cancelled_there)
+        !self.is_stored && !self.received.is_error() && (self.received.bytes > 0 || is_cancelled_there)
     }
 }
 
@@ -55,6 +52,7 @@ impl RequestUsage<'_> {
 mod tests {
     use std::time::{Duration, Instant};
 
+    use http::StatusCode;
     use modelrelay_protocol::message::TokenCounts;
 
     use super::*;
@@ -68,7 +66,6 @@ mod tests {
         let endpoint = Endpoint::ChatCompletions;
         RequestUsage {
             outcome,
-            status: Some(200),
             endpoint,
             is_stored: false,
             request_bytes: 401,
@@ -117,12 +114,13 @@ mod tests {
         let (sent, waiting) = (sent(), Progress::default());
         let (none, received) = ([0; 5], Received::default());
         assert_eq!(tokens(&RequestUsage { received, ..usage(&waiting, Outcome::Cancelled) }), none);
-        assert_eq!(tokens(&RequestUsage { status: Some(502), received, ..usage(&sent, Outcome::WorkerLost) }), none);
-        assert_eq!(tokens(&RequestUsage { status: Some(400), ..usage(&sent, Outcome::ClientError) }), none);
+        assert_eq!(tokens(&RequestUsage { received, ..usage(&sent, Outcome::WorkerLost) }), none);
+        let refused = Received { status: Some(StatusCode::BAD_REQUEST), bytes: 4000, ..Received::default() };
+        assert_eq!(tokens(&RequestUsage { received: refused, ..usage(&sent, Outcome::ClientError) }), none);
         // A stored response is read.
         assert_eq!(tokens(&RequestUsage { is_stored: true, ..usage(&sent, Outcome::Ok) }), none);
         // Its prompt was being read when the client disconnected.
-        let early = RequestUsage { status: None, received, ..usage(&sent, Outcome::Cancelled) };
+        let early = RequestUsage { received, ..usage(&sent, Outcome::Cancelled) };
         assert_eq!(tokens(&early), [0, 0, 0, 101, 0]);
     }
 }

@@ -36,9 +36,8 @@ impl RequestRecord {
             return Some(TokenUsage { input: tokens.prompt_tokens, output: tokens.completion_tokens });
         }
         let received = self.exchange.received();
-        let is_error = received.status.is_some_and(|status| status.as_u16() >= 400);
         let output = output_estimate(self.endpoint, &received);
-        let is_generated = output > 0 && !is_error && !self.is_stored;
+        let is_generated = output > 0 && !received.is_error() && !self.is_stored;
         is_generated.then(|| TokenUsage::estimated(self.body_bytes, output))
     }
 }

@@ -11,6 +11,7 @@ pub mod intake;
 pub mod models;
 pub mod parse;
 pub mod rewrite;
+pub mod span;
 pub mod spelling;
 pub mod ticket;
 pub mod usage_request;

@@ -6,13 +6,13 @@
 use std::borrow::Cow;
 use std::ops::Range;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use modelrelay_protocol::error::{ApiError, ErrorKind};
 use modelrelay_protocol::multipart;
 use serde::de::{Deserialize, DeserializeSeed, Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
-use super::usage_request::span_of;
+use super::span::{span_of, splice};
 use crate::provider::conversation::{PromptField, PromptSpans};
 
 /// The routing data of a request.
@@ -65,13 +65,7 @@ pub fn with_model(body: &Bytes, routed: &Routed, id: &str) -> Bytes {
     let ModelSpan { place, is_json, around } = &routed.span;
     let (before, after) = around.as_ref().map_or(("", ""), |(before, after)| (before.as_str(), *after));
     let name = if *is_json { Cow::Owned(serde_json::Value::from(id).to_string()) } else { Cow::Borrowed(id) };
-    let mut replaced = BytesMut::with_capacity(body.len() + before.len() + name.len() + after.len());
-    replaced.extend_from_slice(&body[..place.start]);
-    replaced.extend_from_slice(before.as_bytes());
-    replaced.extend_from_slice(name.as_bytes());
-    replaced.extend_from_slice(after.as_bytes());
-    replaced.extend_from_slice(&body[place.end..]);
-    replaced.freeze()
+    splice(body, place, &[before, &name, after])
 }
 
 fn parse_json(body: &[u8], default: Option<&str>) -> Result<Routed, ApiError> {

@@ -9,7 +9,7 @@ use super::auth::Caller;
 use super::inference::LONG_READ_BYTES;
 use super::parse;
 use super::usage_request::Edit;
-use crate::net::budget::{Holder, Purpose};
+use crate::net::budget::{Holder, Purpose, Reservation};
 use crate::state::Relay;
 use crate::system::blocking;
 
@@ -24,9 +24,7 @@ pub fn rename(
     routed: &parse::Routed,
     model: &str,
 ) -> Result<Bytes, ApiError> {
-    let bytes = body.len() as u64;
-    let mut reservation = relay.shared.budget.open_for(holder);
-    reservation.grow_for_copy(bytes, Purpose::of_body(bytes))?;
+    let reservation = reserve(relay, holder, body.len() as u64)?;
     Ok(reservation.hold(parse::with_model(body, routed, model)))
 }
 
@@ -45,10 +43,17 @@ pub async fn request_usage(relay: &Relay, (caller, parts): (&Caller, &Parts), bo
     };
     let Some(edit) = edit else { return false };
     let bytes = edit.len_of(body) as u64;
-    let mut reservation = relay.shared.budget.open_for(caller.holder(relay, parts));
-    let fits = bytes <= config.max_request_bytes && reservation.grow_for_copy(bytes, Purpose::of_body(bytes)).is_ok();
-    if fits {
-        *body = reservation.hold(edit.apply(body));
+    if bytes > config.max_request_bytes {
+        return false;
     }
-    fits
+    let Ok(reservation) = reserve(relay, caller.holder(relay, parts), bytes) else { return false };
+    *body = reservation.hold(edit.apply(body));
+    true
+}
+
+/// Reserves memory for the copy of a body.
+fn reserve(relay: &Relay, holder: Holder, bytes: u64) -> Result<Reservation, ApiError> {
+    let mut reservation = relay.shared.budget.open_for(holder);
+    reservation.grow_for_copy(bytes, Purpose::of_body(bytes))?;
+    Ok(reservation)
 }

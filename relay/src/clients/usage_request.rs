@@ -5,9 +5,11 @@
 
 use std::ops::Range;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use serde::de::{Deserializer, Error, IgnoredAny, MapAccess, Visitor};
 use serde_json::value::RawValue;
+
+use super::span::{span_of, splice};
 
 /// A change to a body: a text in place of some of its bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,18 +54,8 @@ impl Edit {
 
     /// Returns the body after the change.
     pub fn apply(&self, body: &[u8]) -> Bytes {
-        let mut changed = BytesMut::with_capacity(self.len_of(body));
-        changed.extend_from_slice(&body[..self.place.start]);
-        changed.extend_from_slice(self.text.as_bytes());
-        changed.extend_from_slice(&body[self.place.end..]);
-        changed.freeze()
+        splice(body, &self.place, &[self.text])
     }
-}
-
-/// The position of a raw value, which borrows from the body: its address is its position.
-pub(super) fn span_of(raw: &RawValue, body: &[u8]) -> Range<usize> {
-    let start = raw.get().as_ptr() as usize - body.as_ptr() as usize;
-    start..start + raw.get().len()
 }
 
 /// A member of an object.

@@ -130,16 +130,7 @@ async fn connection(
             Ok::<_, Infallible>(begin_response((response, version), &shared, &activity))
         }
     });
-    let connection = http1::Builder::new()
-        .timer(TokioTimer::new())
-        // The time from the end of a response, or the start of the connection, to the end of the next headers: hyper has one
-        // timer for slow headers and idle connections. The default setting is longer than the 60 s for which nginx and others keep
-        // connections to the relay: if the relay closed first, their next request would be lost on the way.
-        .header_read_timeout(idle_timeout)
-        .max_buf_size(MAX_HEADER_BYTES)
-        .max_headers(MAX_HEADERS)
-        .serve_connection(TokioIo::new(io), service)
-        .with_upgrades();
+    let connection = http(idle_timeout).serve_connection(TokioIo::new(io), service).with_upgrades();
     let mut connection = std::pin::pin!(connection);
     let result = tokio::select! {
         // The connection first: a request that has arrived is read before the connection is closed as idle.
@@ -153,6 +144,18 @@ async fn connection(
     if let Err(error) = result {
         debug!(%peer, %error, "connection ended");
     }
+}
+
+fn http(idle_timeout: Duration) -> http1::Builder {
+    let mut http = http1::Builder::new();
+    http.timer(TokioTimer::new())
+        // The time from the end of a response, or the start of the connection, to the end of the next headers: hyper has one
+        // timer for slow headers and idle connections. The default setting is longer than the 60 s for which nginx and others keep
+        // connections to the relay: if the relay closed first, their next request would be lost on the way.
+        .header_read_timeout(idle_timeout)
+        .max_buf_size(MAX_HEADER_BYTES)
+        .max_headers(MAX_HEADERS);
+    http
 }
 
 /// Tracks a response. Those of a relay that is shutting down end their connections, so that clients use another relay.
@@ -187,10 +190,10 @@ async fn retire(mut phase: watch::Receiver<ProcessPhase>, activity: ConnectionAc
     loop {
         head_since = heads.has_begun().then(|| head_since.unwrap_or_else(Instant::now));
         let linger = activity.linger(head_since);
-        if linger.is_zero() && has_yielded {
-            break;
-        }
         if linger.is_zero() {
+            if has_yielded {
+                break;
+            }
             // The runtime now looks for input of the connection, which may have arrived in the meantime.
             tokio::task::yield_now().await;
             has_yielded = true;

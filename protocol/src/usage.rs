@@ -43,7 +43,7 @@ pub struct Usage {
 }
 
 // Built once, because building costs more than most searches, and each is as large as the rest of a reader.
-static USAGE_KEY: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"\"usage\""));
+pub(crate) static USAGE_KEY: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"\"usage\""));
 static RESPONSE_KEY: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"\"response\""));
 
 /// Reads one successful response.

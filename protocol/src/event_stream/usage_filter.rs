@@ -5,14 +5,13 @@
 //! event passes, whatever it contains. The result does not depend on how the stream is cut into pieces, unless one stream ends some
 //! lines with CR and others with CRLF.
 
-use std::sync::LazyLock;
-
 use bytes::{Bytes, BytesMut};
 use memchr::memchr2;
-use memchr::memmem::Finder;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::value::RawValue;
+
+use crate::usage::USAGE_KEY;
 
 /// The longest event that is held until it is complete. An event with nothing but usage has a few hundred bytes.
 pub const MAX_HELD_BYTES: usize = 16 << 10;
@@ -149,9 +148,6 @@ struct Chunk<'a> {
     usage: &'a RawValue,
     error: Option<IgnoredAny>,
 }
-
-// Built once, because building it costs more than most searches.
-static USAGE_KEY: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"\"usage\""));
 
 /// True if an event has a usage and no choices.
 fn has_only_usage(event: &[u8]) -> bool {

@@ -17,6 +17,10 @@ use tokio::task::JoinSet;
 /// The clients: half of them send one request after the other, half pause in between.
 const CLIENTS: usize = 40;
 
+/// The difference between two pauses. The longest is half a second: a relay that drains closes a connection that was idle
+/// for a second, and a request that a client sends at that moment is lost.
+const PAUSE_STEP: Duration = Duration::from_millis(13);
+
 /// The longest time until a relay of this test has finished its requests, or a client its pause.
 const LONG: Duration = Duration::from_secs(60);
 
@@ -77,7 +81,7 @@ impl Crowd {
 
 /// Sends streams of 0.4 to 3 seconds, each after the end of the one before and perhaps a pause.
 async fn ask_until(mut stop: watch::Receiver<bool>, number: usize, mut client: KeptClient, tally: Arc<Mutex<Tally>>) {
-    let pause = Duration::from_millis(if number.is_multiple_of(2) { 0 } else { 77 * number as u64 });
+    let pause = if number.is_multiple_of(2) { Duration::ZERO } else { PAUSE_STEP * number as u32 };
     for round in number.. {
         let words = "word ".repeat(round * 13 % 130);
         let body = json!({"model": "demo", "stream": true, "messages": [{"role": "user", "content": words}]});

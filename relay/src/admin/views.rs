@@ -164,7 +164,7 @@ fn provider(relay: &Relay, provider: &Provider, with_residency: bool) -> Value {
     })
 }
 
-/// The requests and tokens of a provider since the relay's start. Its time is to the second: it is computed anew for each
+/// The requests and tokens of a provider since the relay's start. Its time is to the second, because it is computed for each
 /// response.
 fn usage(relay: &Relay, provider: &Provider) -> Value {
     let (stats, now) = (provider.series.stats(), SystemTime::now());

@@ -44,6 +44,8 @@ build_for() {
 static_settings() {
   local name=${1//-/_}
   echo "CARGO_TARGET_${name^^}_RUSTFLAGS=-C target-feature=+crt-static -C strip=debuginfo"
+  # Stripped anyway, and a tenth of the time that compiling takes.
+  echo CARGO_PROFILE_RELEASE_DEBUG=none
   [ "$1" = "$(host)" ] || echo "CARGO_TARGET_${name^^}_LINKER=${1%%-*}-linux-gnu-gcc"
   page_size "$1"
 }

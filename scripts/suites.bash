@@ -7,8 +7,8 @@ set -u -o pipefail
 . scripts/tools.bash
 
 CANNOT_RUN=77
-HISTORY_TRANSITIONS=100000
-SEEDS=${SEEDS:-300}
+HISTORY_TRANSITIONS=50000
+SEEDS=${SEEDS:-200}
 
 target=${CARGO_TARGET_DIR:-$PWD/target}
 suites=$target/suites

@@ -73,7 +73,7 @@ SUITES = [
     background("simulation", "a simulated network, under faults that a seed decides"),
     # Early, because the cluster suite waits for it, which runs for long and leaves room for others.
     Suite("images", "static programs with LTO, and their images", 1.6, is_preparation=True),
-    Suite("cluster", "a real Kubernetes cluster", 0.6, ("build", "images", "cluster-programs")),
+    Suite("cluster", "a real Kubernetes cluster", 0.8, ("build", "images", "cluster-programs")),
     Suite("contract", "relay and worker as black boxes", 1.2, ("build",)),
     Suite("clients", "real SDKs", 0.6, ("build", "tools")),
     Suite("unit", "unit, integration and documentation tests", 1.8, ("build",)),

@@ -409,7 +409,7 @@ fn service_of_waiting_keys_differs_by_constant() {
 fn run(kind: Kind, must_be_seen: &[&'static str]) {
     // Half of the events for each kind.
     let wanted = std::env::var("MODELRELAY_HISTORY_TRANSITIONS")
-        .map_or(10_000, |wanted| wanted.parse::<u32>().expect("a number of transitions"))
+        .map_or(5_000, |wanted| wanted.parse::<u32>().expect("a number of transitions"))
         / 2;
     let mut seed = std::env::var("MODELRELAY_HISTORY_SEED")
         .map_or_else(|_| RandomState::new().hash_one(()), |seed| seed.parse().expect("a number"));

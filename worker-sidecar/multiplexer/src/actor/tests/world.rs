@@ -461,7 +461,7 @@ async fn history(seed: u64) -> HashSet<SlotState> {
 #[test]
 fn no_load_starts_before_memory_is_freed() {
     let wanted = std::env::var("MODELRELAY_HISTORY_TRANSITIONS")
-        .map_or(10_000, |wanted| wanted.parse::<u64>().expect("a number of transitions"));
+        .map_or(5_000, |wanted| wanted.parse::<u64>().expect("a number of transitions"));
     let mut visits = HashSet::new();
     for seed in 0..wanted.div_ceil(OPS) {
         let seen = std::panic::catch_unwind(|| {

@@ -359,7 +359,7 @@ fn pick<T: Copy>(from: &[T], index: usize) -> Option<T> {
 #[test]
 fn random_histories_keep_invariants_and_serve_all_requests() {
     let wanted = std::env::var("MODELRELAY_HISTORY_TRANSITIONS")
-        .map_or(10_000, |wanted| wanted.parse::<u64>().expect("a number of transitions"));
+        .map_or(5_000, |wanted| wanted.parse::<u64>().expect("a number of transitions"));
     let transitions = Cell::new(0);
     let visits = RefCell::new(HashMap::new());
     let turns = Cell::new([0; 3]);

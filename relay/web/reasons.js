@@ -50,8 +50,8 @@ function allBusy(model, serving) {
   const load = able.reduce((sum, worker) => sum + Math.min(worker.load, worker.capacity), 0);
   const capacity = able.reduce((sum, worker) => sum + worker.capacity, 0);
   const who = some(model.open_workers, 'worker');
-  if (capacity && load >= capacity) return { tone: 'busy', words: capacity === 1 ? 'Its only slot is busy.' : `All ${capacity} slots of ${who} are busy.` };
-  return { tone: 'busy', words: `The slots of ${who} with this model are busy.` };
+  if (capacity && load >= capacity) return { tone: 'busy', words: capacity === 1 ? 'Its only worker slot is busy.' : `All ${capacity} worker slots of ${who} are busy.` };
+  return { tone: 'busy', words: `The worker slots of ${who} with this model are busy.` };
 }
 
 /** Returns the workers that have any of `models`, by model, in one pass over the fleet. */

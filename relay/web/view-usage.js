@@ -108,7 +108,7 @@ function columns() {
     number('cached', 'Cached', (row) => row.cached_tokens, 3),
     number('output', 'Output tokens', (row) => row.output_tokens + row.estimated_output_tokens),
     number('estimated', 'Estimated', (row) => row.estimated_input_tokens + row.estimated_output_tokens, 3),
-    number('slots', 'Slots held', (row) => row.slot_seconds, 2, time),
+    number('slots', 'Worker slots held', (row) => row.slot_seconds, 2, time),
     number('wait', 'Waited', (row) => row.wait_seconds, 3, time),
   ];
 }

@@ -97,7 +97,7 @@ test('queue shows why requests wait and cancels one', async ({ page }) => {
   const third = site.chat('nowhere');
   await logIn(page, site, '/dashboard#/queue');
   const waits = (model) => page.getByRole('listitem').filter({ has: page.getByRole('heading', { name: model }) });
-  await expect(waits('slow-model')).toContainText('Its only slot is busy.');
+  await expect(waits('slow-model')).toContainText('Its only worker slot is busy.');
   await expect(waits('nowhere')).toContainText('No connected worker serves this model.');
   await inspect(page, 'queue-waiting');
   await page.goto(`${site.url}/dashboard#/`);

@@ -26,7 +26,7 @@ test('why requests wait', () => {
   expect(why({ model: { ...cold.model, asked_worker: 'gpu' } }, slotted({}))).toContain('gpu is assigned to load it');
   expect(why(cold, slotted({ models: [{ id: 'm', status: 'failed', message: 'out of memory' }] }))).toBe('gpu could not load it: out of memory');
   expect(why(cold, slotted({}))).toBe('1 worker can load this model; none has it loaded now.');
-  expect(why({}, [{ ...worker, load: 4 }])).toBe('All 4 slots of 1 worker are busy.');
+  expect(why({}, [{ ...worker, load: 4 }])).toBe('All 4 worker slots of 1 worker are busy.');
 });
 
 test('sums of several providers', () => {

@@ -265,6 +265,9 @@ impl Machine {
         {
             let lasted = self.now.saturating_duration_since(old.since);
             let model = old.model.clone();
+            if let Some(entry) = self.models.get_mut(&model) {
+                entry.left_at = Some(self.now);
+            }
             self.news(SlotEvent::ResidencyEnded { model, lasted });
         }
         self.state = state;

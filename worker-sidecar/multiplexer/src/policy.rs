@@ -6,7 +6,8 @@
 //!   about to arrive and that waiting saves two swaps.
 //! - Among the models with waiting requests, the first one in the relays' fair order comes first: of the highest class,
 //!   then of keys with the least service. Of those that share its place, it is the one with the most waiting time per
-//!   second of swapping. A model that has waited longer than its bound comes before all of them.
+//!   second of swapping. A model that has waited longer than its bound comes before all of them. A backlog waits from
+//!   the end of its model's last turn, so it is not late again at once.
 //! - A resident all of whose work is of a lower class than a waiting request stays only for the floor of the quantum. So
 //!   does one whose keys had attained more service than those of another model already when it was loaded.
 //! - Age acts only through the quantum, and never cuts it below three times the cost: a limit that could cut it would
@@ -52,7 +53,8 @@ const LEAST_COST: Duration = Duration::from_millis(1);
 pub struct Candidate {
     /// The number of waiting requests, here and at relays.
     pub waiting: u32,
-    /// The age of the oldest one.
+    /// How long the model has waited for its turn: the age of the oldest request, but at most the time since the model was
+    /// last resident.
     pub age: Duration,
     /// The sum of their ages.
     pub total_wait: Duration,
@@ -78,7 +80,7 @@ pub struct ResidentView<'a> {
     pub gaps: &'a Gaps,
     /// The usual number of its requests that run or wait at once.
     pub concurrency: f64,
-    /// The highest class of its running and waiting requests.
+    /// The highest class of its running and waiting requests, or that of its last one while it has none.
     pub class: RequestClass,
 }
 
@@ -226,8 +228,12 @@ fn own_swap(knobs: &Knobs, candidates: &[Candidate], index: usize) -> Duration {
 ///
 /// Waiting for `t` saves two swaps for each past gap of at most `t`, less the gap itself, and costs `t` for each longer
 /// gap. The `t` with the best balance wins, if any is better than not waiting. If more requests wait for another model
-/// than the resident usually serves at once, they come first whatever the history.
+/// than the resident usually serves at once, they come first whatever the history. So does a request of a higher class
+/// than the resident's last one, even before a fixed linger.
 pub fn linger(knobs: &Knobs, resident: &ResidentView<'_>, candidates: &[Candidate], cost: Duration) -> Duration {
+    if candidates.iter().any(|candidate| candidate.class < resident.class) {
+        return Duration::ZERO;
+    }
     match knobs.linger {
         Linger::Off => return Duration::ZERO,
         Linger::Fixed(fixed) => return fixed,

@@ -115,6 +115,7 @@ impl Machine {
         if let Some(entry) = self.models.get_mut(model) {
             let running = self.leases.values().filter(|lease| !lease.unwanted).count();
             let running = u32::try_from(running).unwrap_or(u32::MAX);
+            entry.last_class = class;
             entry.concurrency.record(running.saturating_add(entry.waiting(self.now).count));
         }
         self.out.push(Effect::Lease { request, model: model.clone(), generation });

@@ -43,6 +43,10 @@ pub(super) struct Entry {
     pub(super) removed: bool,
     /// True if the warning that `max_wait` cannot be kept was emitted.
     pub(super) warned: bool,
+    /// The class of its last request that began.
+    pub(super) last_class: RequestClass,
+    /// The end of its last turn: a backlog that is older has had its turn.
+    pub(super) left_at: Option<Instant>,
 }
 
 /// A request that waits here.
@@ -117,6 +121,8 @@ impl Entry {
             failures: 0,
             removed: false,
             warned: false,
+            last_class: RequestClass::default(),
+            left_at: None,
             config,
         }
     }
@@ -181,6 +187,13 @@ impl Entry {
                 && waits(self, *relay)
                 && waits(other, *relay)
         })
+    }
+
+    /// Returns how long it has waited for its turn: since the oldest request arrived, or since its last turn if that
+    /// ended later.
+    pub(super) fn waiting_for_turn(&self, waiting: &Waiting, now: Instant) -> Duration {
+        let absent = self.left_at.map_or(OLDEST, |left_at| now.saturating_duration_since(left_at));
+        waiting.oldest.min(absent)
     }
 
     /// True if a request waits.

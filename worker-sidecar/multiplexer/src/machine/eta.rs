@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use super::Machine;
 use super::state::{Resident, State};
 use crate::Model;
-use crate::policy;
+use crate::policy::{self, Candidate};
 
 impl Machine {
     /// Returns about how long from `now` it takes until the model serves; `None` if it will not.
@@ -39,13 +39,16 @@ impl Machine {
         }
     }
 
-    /// The longest wait that the policy allows, less the time that it has waited already.
+    /// The longest wait that the policy allows, less the time that it has waited already. A model without waiting
+    /// requests, or whose own turn just ends, waits from now on.
     fn turns_before(&self, model: &Model) -> Duration {
-        let (models, candidates) = self.candidates();
-        let Some(index) = models.iter().position(|candidate| candidate == model) else {
-            return self.swap_cost(model) + policy::usual_drain(&self.config.knobs);
-        };
-        policy::longest_wait(&self.config.knobs, true, &candidates, index).saturating_sub(candidates[index].age)
+        let (models, mut candidates) = self.candidates();
+        let index = models.iter().position(|candidate| candidate == model).unwrap_or_else(|| {
+            candidates.push(Candidate { waiting: 1, cost: self.swap_cost(model), ..Candidate::default() });
+            candidates.len() - 1
+        });
+        let others_turn = self.state.resident().is_none_or(|resident| resident.model != *model);
+        policy::longest_wait(&self.config.knobs, others_turn, &candidates, index).saturating_sub(candidates[index].age)
     }
 
     /// True if no other model would be loaded before this one.

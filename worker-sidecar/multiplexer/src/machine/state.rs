@@ -9,7 +9,7 @@ use crate::Model;
 use crate::effect::Reason;
 use crate::error::SlotError;
 use crate::estimate::LoadKind;
-use crate::event::{Generation, OpId};
+use crate::event::{Generation, OpId, RequestClass};
 
 /// The state of a slot.
 #[derive(Clone, Debug)]
@@ -80,6 +80,8 @@ pub(super) struct Target {
 pub(super) struct Draining {
     pub(super) resident: Resident,
     pub(super) target: Target,
+    /// The class of the resident's work when its turn ended.
+    pub(super) class: RequestClass,
     pub(super) since: Instant,
     pub(super) deadline: Instant,
 }

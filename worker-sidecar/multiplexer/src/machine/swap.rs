@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::Machine;
 use super::entry::{Entry, FairPlace};
-use super::state::{Draining, Evicting, Severing, State, Step, SwapRecord, Target, Then};
+use super::state::{Draining, Evicting, Resident, Severing, State, Step, SwapRecord, Target, Then};
 use crate::Model;
 use crate::config::{EVICT_TIMEOUT, SEVER_GRACE};
 use crate::effect::{Effect, LeaseEnd, Reason, SlotEvent};
@@ -133,7 +133,7 @@ impl Machine {
             let FairPlace { class, rank } = waiting.place.unwrap_or_default();
             Candidate {
                 waiting: waiting.count,
-                age: waiting.oldest,
+                age: entry.waiting_for_turn(&waiting, self.now),
                 total_wait: waiting.sum,
                 cost: self.swap_cost(entry.model()),
                 class,
@@ -167,7 +167,10 @@ impl Machine {
 
     /// Returns the resident that serves, as the policy sees it.
     pub(super) fn resident_view(&self) -> Option<ResidentView<'_>> {
-        let resident = self.ready()?;
+        self.view(self.ready()?)
+    }
+
+    fn view(&self, resident: &Resident) -> Option<ResidentView<'_>> {
         let entry = self.models.get(&resident.model)?;
         let running = self.leases.values().filter(|lease| !lease.unwanted).map(|lease| lease.class);
         let waiting = entry.waiting(self.now).place.map(|place| place.class);
@@ -176,7 +179,7 @@ impl Machine {
             idle_since: resident.idle_since,
             gaps: &entry.gaps,
             concurrency: entry.concurrency.value(),
-            class: running.chain(waiting).min().unwrap_or_default(),
+            class: running.chain(waiting).min().unwrap_or(entry.last_class),
         })
     }
 
@@ -199,8 +202,9 @@ impl Machine {
         self.close_gate(&resident.model);
         let (from, to) = (Some(resident.model.clone()), target.model.clone());
         self.news(SlotEvent::SwapBegun { from, to, reason: target.reason });
+        let class = self.view(&resident).map(|view| view.class).unwrap_or_default();
         let deadline = self.after(self.config.knobs.drain_timeout);
-        self.enter(State::Draining(Draining { resident, target, since: self.now, deadline }));
+        self.enter(State::Draining(Draining { resident, target, class, since: self.now, deadline }));
     }
 
     pub(super) fn advance_draining(&mut self) -> bool {
@@ -209,7 +213,7 @@ impl Machine {
         let mut wanted = true;
         if matches!(target.reason, Reason::Idle | Reason::Quantum) {
             let (models, candidates) = self.candidates();
-            if candidates.is_empty() {
+            if candidates.is_empty() || !self.is_turn_over(draining, &candidates) {
                 self.reopen();
                 return true;
             }
@@ -242,7 +246,17 @@ impl Machine {
         false
     }
 
-    /// No request waits for another model any more: aborts the swap.
+    /// True if the turn of a resident that drains is over for one of the candidates that are left: the one for which it
+    /// ended early may have gone. Requests that wait for the resident since then do not prolong its turn.
+    fn is_turn_over(&self, draining: &Draining, candidates: &[Candidate]) -> bool {
+        let Draining { resident, class, .. } = draining;
+        let Some(view) = self.view(resident).filter(|_| resident.idle_since.is_none()) else { return true };
+        let view = ResidentView { class: view.class.max(*class), ..view };
+        let end = |to| policy::turn_end(&self.config.knobs, &view, candidates, to);
+        (0..candidates.len()).any(|to| end(to) <= self.now)
+    }
+
+    /// No request that justifies the swap waits any more: aborts it.
     fn reopen(&mut self) {
         let State::Draining(draining) = &self.state else { return };
         let resident = draining.resident.clone();

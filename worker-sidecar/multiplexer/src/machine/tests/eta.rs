@@ -2,8 +2,8 @@
 
 use modelrelay_protocol::message::SlotState;
 
-use super::harness::{Stage, secs};
-use crate::event::{Event, Order};
+use super::harness::{NEW, Stage, secs};
+use crate::event::{Event, Order, RequestClass};
 
 fn eta(s: &Stage, model: &str) -> Option<f64> {
     s.machine.eta(&model.into(), s.at(s.now)).map(|eta| eta.as_secs_f64())
@@ -71,6 +71,35 @@ fn later_model_waits_for_turns_of_others() {
 }
 
 #[test]
+fn unwanted_model_waits_for_resident_and_wanted_models() {
+    let mut s = measured();
+    s.arrive(1, "a");
+    assert_eq!(eta(&s, "c"), Some(8.0 * 10.0 + 10.0), "the resident's quantum and the swap");
+    s.arrive(2, "b");
+    let unwanted = eta(&s, "c");
+    s.arrive(3, "c");
+    assert_eq!(unwanted, eta(&s, "c"), "as if a request had just come");
+}
+
+#[test]
+fn backlog_waits_from_its_last_turn() {
+    let mut s = measured();
+    s.demand(&[("c", 60, 1.0), ("b", 1, 0.0)]);
+    s.finish_swap(10.0);
+    assert_eq!(s.resident().as_deref(), Some("c"));
+    while s.call.is_none() {
+        s.pass(1.0);
+    }
+    s.finish_swap(10.0);
+    assert_eq!(s.resident().as_deref(), Some("b"));
+    (1..=4).for_each(|request| _ = s.arrive(request, "b"));
+    let chat = (("a", 1, 0.0), RequestClass::Normal, 0);
+    s.demand_of(NEW, &[(("c", 60, 500.0), RequestClass::Batch, 1), chat]);
+    let longest = eta(&s, "c").expect("an estimate");
+    assert!(longest > 200.0, "{longest} s, although its requests have waited that long before its turn");
+}
+
+#[test]
 fn each_swap_step_lowers_only_targets_eta() {
     let mut s = draining();
     s.arrive(3, "c");
@@ -78,7 +107,9 @@ fn each_swap_step_lowers_only_targets_eta() {
     assert_eq!((s.state(), eta(&s, "b")), (SlotState::Draining, Some(30.0 + 4.0 + 10.0)));
     s.pass(10.0);
     assert_eq!(eta(&s, "b"), Some(20.0 + 4.0 + 10.0));
-    assert_eq!(eta(&s, "a"), Some(4.0 + 2.0 + 30.0), "it has to come back");
+    let (turn_of_b, turn_of_c, own_swap) = (9.0 * 14.0 + 30.0, 9.0 * 10.0 + 30.0, 6.0 + 30.0);
+    let longest = turn_of_b + turn_of_c + own_swap + turn_of_b + own_swap;
+    assert_eq!(eta(&s, "a"), Some(longest), "it has to come back after the others");
     let far = |s: &Stage| assert!(eta(s, "c") > Some(100.0), "{:?}: {:?}", s.state(), eta(s, "c"));
     far(&s);
     s.pass(20.0);

@@ -69,6 +69,88 @@ fn first_rank_of_several_relays_counts() {
     assert_eq!(s.pass(16.0), ["preflight b"], "both are first somewhere, so the waiting time decides");
 }
 
+/// Serves four requests of each resident until its turn ends, for this number of turns, beside an old batch backlog for `a`
+/// and chats for the others. Returns the residents.
+fn turns_beside_old_batch(s: &mut Stage, turns: u64) -> String {
+    let place = |model: &str| if model == "a" { (Batch, 1) } else { (Normal, 0) };
+    let mut residents = String::new();
+    for turn in 0..turns {
+        s.finish_swap(2.0);
+        let resident = s.resident().expect("a resident");
+        residents.push_str(&resident);
+        let requests = 100 + 4 * turn..104 + 4 * turn;
+        requests.clone().for_each(|request| _ = s.arrive_of(place(&resident).0, NEW, request, &resident));
+        let others = ["a", "b", "c"].into_iter().filter(|model| *model != resident);
+        let demand = |model: &'static str| {
+            let ((class, rank), age) = (place(model), if model == "a" { 5_000.0 } else { 0.0 });
+            ((model, 4, age), class, rank)
+        };
+        s.demand_of(NEW, &others.map(demand).collect::<Vec<_>>());
+        while s.call.is_none() {
+            s.pass(1.0);
+        }
+        s.fits();
+        requests.for_each(|request| _ = s.finish(request));
+    }
+    residents
+}
+
+#[test]
+fn old_batch_backlog_gets_one_turn_per_bound() {
+    let mut s = Stage::new(&["a", "b", "c"]);
+    s.demand_of(NEW, &[(("a", 4, 5_000.0), Batch, 0)]);
+    // Two other turns of 16 s, each with a swap of 2 s and a drain of 30 s, and its own swap: 128 s.
+    assert_eq!(turns_beside_old_batch(&mut s, 19), "abcbcbcbcabcbcbcbca");
+}
+
+#[test]
+fn drain_for_departed_chat_is_withdrawn() {
+    let mut s = busy(Batch, &["a", "b", "c"]);
+    s.demand_of(NEW, &[(("b", 1, 0.0), Interactive, 0), (("c", 5, 0.0), Batch, 1)]);
+    assert_eq!(s.pass(6.0), ["preflight b"]);
+    assert_eq!(s.fits(), ["close a"]);
+    assert_eq!(s.demand_of(NEW, &[(("c", 5, 0.0), Batch, 1)]), ["open a"]);
+    assert_eq!(s.state(), SlotState::Ready);
+    assert_eq!(s.pass(9.9), NOTHING, "the turn before another batch model lasts eight costs");
+    assert_eq!(s.pass(0.1), ["preflight c"]);
+}
+
+#[test]
+fn drain_continues_for_another_chat() {
+    let mut s = busy(Batch, &["a", "b", "c"]);
+    s.demand_of(NEW, &[(("b", 1, 0.0), Interactive, 0), (("c", 1, 0.0), Normal, 1)]);
+    s.pass(6.0);
+    s.fits();
+    assert_eq!(s.demand_of(NEW, &[(("c", 1, 0.0), Normal, 0)]), ["preflight c"]);
+    assert_eq!(s.fits(), NOTHING);
+    assert_eq!(s.state(), SlotState::Draining);
+}
+
+#[test]
+fn chat_for_draining_batch_model_withdraws_nothing() {
+    let mut s = busy(Batch, &["a", "b"]);
+    s.demand_of(NEW, &[(("b", 1, 0.0), Interactive, 0)]);
+    s.pass(6.0);
+    s.fits();
+    assert_eq!(s.arrive_of(Interactive, OLD, 5, "a"), NOTHING);
+    assert_eq!(s.state(), SlotState::Draining);
+}
+
+#[test]
+fn linger_of_batch_model_ends_for_chat() {
+    let mut s = Stage::serving("a", &["a", "b", "c"]);
+    for request in 100..104 {
+        s.arrive_of(Batch, NEW, request, "a");
+        s.finish(request);
+        s.pass(0.4);
+    }
+    s.arrive_of(Batch, NEW, 1, "a");
+    s.demand_of(NEW, &[(("c", 1, 0.0), Batch, 0)]);
+    assert_eq!(s.finish(1), NOTHING, "it lingers");
+    let both = [(("b", 1, 0.0), Interactive, 0), (("c", 1, 0.0), Batch, 1)];
+    assert_eq!(s.demand_of(NEW, &both), ["preflight b"]);
+}
+
 #[test]
 fn model_ahead_in_service_gets_short_turn() {
     let mut s = Stage::serving("a", &["a", "b", "c"]);

@@ -91,6 +91,27 @@ fn overdue_batch_does_not_prolong_turn_before_interactive() {
     assert_eq!((decide(59), decide(60)), (None, Some((1, Why::Quantum))), "but it comes next");
 }
 
+#[test]
+fn no_linger_before_request_of_higher_class() {
+    let (mut scene, gaps) = (Scene::new(), gaps(&[millis(500); 16]));
+    let lasting = |scene: &Scene, last, waiting| {
+        let resident = ResidentView { class: last, ..scene.resident(&gaps, 2, Some(secs(0))) };
+        linger(&scene.knobs, &resident, &[scene.classed(waiting, 0), scene.classed(Batch, 1)], secs(10))
+    };
+    for (last, waiting, expected) in [
+        (Batch, Interactive, Duration::ZERO),
+        (Normal, Interactive, Duration::ZERO),
+        (Batch, Batch, millis(625)),
+        (Interactive, Interactive, millis(625)),
+        (Interactive, Normal, millis(625)),
+    ] {
+        assert_eq!(lasting(&scene, last, waiting), expected, "{last:?} and {waiting:?}");
+    }
+    scene.knobs.linger = Linger::Fixed(secs(3));
+    assert_eq!(lasting(&scene, Batch, Interactive), Duration::ZERO);
+    assert_eq!(lasting(&scene, Batch, Batch), secs(3));
+}
+
 /// The policy without classes and ranks, as plainly as its rules are.
 fn plain(knobs: &Knobs, resident: &ResidentView<'_>, candidates: &[Candidate], now: Instant) -> Decision {
     let mut next = 0;

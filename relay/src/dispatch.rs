@@ -141,6 +141,15 @@ impl Dispatch {
         self.clock.instant(self.next_moment()?)
     }
 
+    /// Returns the running requests that end at their time limit if the next event happens at `now`, with a time after the last
+    /// event at which they still run: until then, [`Event::Used`] settles what their keys are charged for them.
+    pub fn running_out(&self, now: Now) -> Option<(Now, Vec<RequestKey>)> {
+        let now = self.clock.moment(now);
+        let (first, _) = self.running.first().filter(|(due, _)| *due <= now)?;
+        let ending = self.running.iter().take_while(|(due, _)| *due <= now).map(|(_, request)| *request);
+        Some((self.clock.instant(first.before())?, ending.collect()))
+    }
+
     /// Assigns the loads of unserved models and reports demand, which describes the state after all requests sent.
     fn report(&mut self) {
         self.update_assignments();

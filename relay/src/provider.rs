@@ -399,7 +399,9 @@ impl Provider {
     }
 
     fn handle_quietly(&self, state: &mut ProviderCore, event: Event) {
-        state.core.handle(event, Instant::now(), &mut state.effects);
+        let now = Instant::now();
+        Self::settle_running_out(state, now);
+        state.core.handle(event, now, &mut state.effects);
     }
 
     fn execute_all(&self, state: &mut ProviderCore) {

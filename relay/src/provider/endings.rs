@@ -1,5 +1,7 @@
 //! The ends of running requests that the relay learns of, with what their keys are charged for them.
 
+use std::time::Instant;
+
 use super::{Provider, ProviderCore};
 use crate::dispatch::{AttemptFailure, CancelReason, Event, RequestKey};
 use crate::provider::request::RequestRecord;
@@ -40,8 +42,17 @@ impl Provider {
         self.handle(&mut state, Event::AttemptFailed { worker, request, attempt, failure });
     }
 
-    /// Settles the charge of a request that is about to end before its worker has completed it. A request that the core
-    /// ends, at its time limit, keeps the charge of its beginning.
+    /// Settles the charges of the requests that the core ends at their time limit when it handles an event at `now`.
+    pub(super) fn settle_running_out(state: &mut ProviderCore, now: Instant) {
+        let Some((before, requests)) = state.core.running_out(now) else { return };
+        for request in requests {
+            if let Some(usage) = state.requests.get(&request).and_then(|record| record.usage()) {
+                state.core.handle(Event::Used { request, usage }, before, &mut state.effects);
+            }
+        }
+    }
+
+    /// Settles the charge of a request that is about to end before its worker has completed it.
     pub(super) fn settle(&self, state: &mut ProviderCore, record: &RequestRecord) {
         if let Some(usage) = record.usage() {
             self.handle(state, Event::Used { request: record.key, usage });

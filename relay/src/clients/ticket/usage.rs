@@ -43,7 +43,8 @@ impl RequestUsage<'_> {
     /// True if a backend has computed a part of the request at least. An error of the backend has no tokens, and neither has
     /// a stored response that is only read.
     fn is_computed(&self) -> bool {
-        let is_cancelled_there = self.outcome == Outcome::Cancelled && self.progress.dispatched_at.is_some();
+        let is_cancelled = matches!(self.outcome, Outcome::Cancelled | Outcome::RequestTimeout);
+        let is_cancelled_there = is_cancelled && self.progress.dispatched_at.is_some();
         !self.is_stored && !self.received.is_error() && (self.received.bytes > 0 || is_cancelled_there)
     }
 }
@@ -119,8 +120,10 @@ mod tests {
         assert_eq!(tokens(&RequestUsage { received: refused, ..usage(&sent, Outcome::ClientError) }), none);
         // A stored response is read.
         assert_eq!(tokens(&RequestUsage { is_stored: true, ..usage(&sent, Outcome::Ok) }), none);
-        // Its prompt was being read when the client disconnected.
-        let early = RequestUsage { received, ..usage(&sent, Outcome::Cancelled) };
-        assert_eq!(tokens(&early), [0, 0, 0, 101, 0]);
+        // Its prompt was being read when the client disconnected, or at its time limit.
+        for outcome in [Outcome::Cancelled, Outcome::RequestTimeout] {
+            let early = RequestUsage { received, ..usage(&sent, outcome) };
+            assert_eq!(tokens(&early), [0, 0, 0, 101, 0], "{outcome:?}");
+        }
     }
 }

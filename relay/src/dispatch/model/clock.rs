@@ -49,6 +49,11 @@ impl Moment {
         Self(self.0.saturating_add(span))
     }
 
+    /// The last moment before this one.
+    pub(crate) fn before(self) -> Self {
+        Self(self.0.saturating_sub(1))
+    }
+
     /// The place on the wall axis.
     pub(crate) fn on_wall(self) -> Span {
         self.0

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::harness::{Provider, secs, settings};
-use crate::dispatch::{Event, Model, Settings};
+use crate::dispatch::{Event, Model, RequestKey, Settings, TokenUsage};
 
 const NOTHING: [&str; 0] = [];
 
@@ -63,6 +63,27 @@ fn request_timeout_cancels_and_frees_slot() {
     p.pass(290.0);
     p.submit(2, "m");
     assert_eq!(p.pass(10.0), ["cancel r1 at w1 #1: Timeout", "fail r1: RequestTimeout", "send r2 to w1 #1"]);
+}
+
+#[test]
+fn requests_running_out_are_known_before_they_end() {
+    let mut p = Provider::new();
+    p.join(1, &["m"], 2);
+    p.submit(1, "m");
+    p.submit(2, "m");
+    p.pass(299.0);
+    p.submit(3, "m");
+    p.advance_late(1.0);
+    let (before, ending) = p.dispatch.running_out(p.instant()).expect("two requests end");
+    assert_eq!(ending, [RequestKey(1), RequestKey(2)], "the third one waits");
+    assert!(before < p.instant());
+    let usage = TokenUsage { input: 1, output: 1 };
+    let mut effects = Vec::new();
+    let used = |request| Event::Used { request, usage };
+    ending.into_iter().for_each(|request| p.dispatch.handle(used(request), before, &mut effects));
+    assert!(effects.is_empty(), "they still run: {effects:?}");
+    assert_eq!(p.handle(Event::Tick).len(), 5, "both are cancelled and fail, and the third one is sent");
+    assert!(p.dispatch.running_out(p.instant()).is_none());
 }
 
 #[test]

@@ -94,6 +94,25 @@ async fn reported_usage_decides_between_keys() {
 }
 
 #[tokio::test]
+async fn stream_cut_by_time_limit_is_charged() {
+    let relay = strict().env("REQUEST_TIMEOUT_SECS", "4").start().await;
+    let (talker, quiet) = (new_key(&relay, "talker").await, new_key(&relay, "quiet").await);
+    let mut play = Busy::start(&relay, tagged("m", "quiet 0").bearer(&quiet)).await;
+    let body = json!({"model": "m", "stream": true, "messages": [], "user": "talker 0"});
+    play.wait(&relay, Request::post("/v1/chat/completions", &body).bearer(&talker)).await;
+    // Two hundred tokens, more than the body of a request and less than the stream.
+    assert_eq!(play.next((100, 50)).await, "talker 0");
+    let job = play.running.take().expect("a request runs");
+    play.worker.start_stream(&job, &"data: 1\n\n".repeat(300)).await;
+    let mut stream = play.clients.pop().expect("its client").response().await;
+    stream.read_until("data: 1\n\n").await;
+    play.wait(&relay, tagged("m", "talker 1").bearer(&talker)).await;
+    play.wait(&relay, tagged("m", "quiet 1").bearer(&quiet)).await;
+    assert_eq!(play.worker.expect_cancel(&job.id).await["reason"], "timeout");
+    assert_eq!(tag_of(&play.worker.expect_request().await), "quiet 1");
+}
+
+#[tokio::test]
 async fn fifo_keeps_arrival_order_of_keys() {
     let relay = strict().env("FAIRNESS_MODE", "fifo").start().await;
     let (busy, light) = (new_key(&relay, "busy").await, new_key(&relay, "light").await);

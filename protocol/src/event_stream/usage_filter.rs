@@ -2,8 +2,10 @@
 //! usage of the whole response. Every other byte passes.
 //!
 //! Complete events, comments and empty lines pass at once. Only the beginning of an event is held, up to [`MAX_HELD_BYTES`]; a longer
-//! event passes, whatever it contains. The result does not depend on how the stream is cut into pieces, unless one stream ends some
-//! lines with CR and others with CRLF.
+//! event passes, whatever it contains. These bytes are a copy outside the relay's memory budget: at most 16 KiB for each stream whose
+//! usage the relay requested, and only while an event is incomplete.
+//!
+//! The result does not depend on how the stream is cut into pieces, unless one stream ends some lines with CR and others with CRLF.
 
 use bytes::{Bytes, BytesMut};
 use memchr::memchr2;

@@ -21,6 +21,9 @@ pub mod lead;
 pub mod probe;
 mod webhook;
 
+/// Connections that the kernel holds until they are accepted.
+const BACKLOG: i32 = 1024;
+
 /// The reason that the operator cannot run.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
@@ -52,7 +55,7 @@ pub async fn run(args: RunArgs) -> Result<(), RunError> {
     let instance = args.instance();
     let place = OperatorLocation { namespace: args.namespace.clone(), host_network: args.host_network };
     let context = Context::new(client.clone(), defaults, place, instance.clone());
-    let probes = listen("--listen-addr", args.listen_addr).await?;
+    let probes = listen("--listen-addr", args.listen_addr)?;
     let mut stop = Stop::listen()?;
     tracing::info!(version = env!("CARGO_PKG_VERSION"), instance, "starting");
 
@@ -81,8 +84,12 @@ pub async fn run(args: RunArgs) -> Result<(), RunError> {
     Ok(())
 }
 
-async fn listen(setting: &'static str, addr: SocketAddr) -> Result<TcpListener, RunError> {
-    TcpListener::bind(addr).await.map_err(|source| RunError::Listen { setting, addr, source })
+fn listen(setting: &'static str, addr: SocketAddr) -> Result<TcpListener, RunError> {
+    let listener = modelrelay_platform::sockets::listen(addr, BACKLOG).and_then(TcpListener::from_std);
+    let listener = listener.map_err(|source| RunError::Listen { setting, addr, source })?;
+    let address = listener.local_addr().unwrap_or(addr);
+    tracing::info!(setting, %address, "listening");
+    Ok(listener)
 }
 
 fn spans(args: &RunArgs) -> Vec<Span> {

@@ -18,24 +18,18 @@ mod kernel {
     use std::io;
     use std::net::SocketAddr;
 
-    use tokio::net::TcpSocket;
     pub use tokio::net::{TcpListener, TcpStream};
     use tracing::debug;
 
     /// Connections that the kernel holds until they are accepted; it reduces this to its own limit. Beyond it, the kernel
     /// resets clients that consider themselves connected, and a thousand workers do return at once after a restart.
-    const BACKLOG: u32 = 65_535;
+    const BACKLOG: i32 = 65_535;
 
-    /// Listens on `address`.
+    /// Listens on `address`; `[::]` includes IPv4.
     // Async like the simulated one.
     #[allow(clippy::unused_async)]
     pub async fn listen(address: SocketAddr) -> io::Result<TcpListener> {
-        let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
-        // Otherwise the port of a relay that just ended could not be used for a minute. On Windows it can, and this option
-        // would let other programs use it at the same time.
-        socket.set_reuseaddr(cfg!(unix))?;
-        socket.bind(address)?;
-        socket.listen(BACKLOG)
+        TcpListener::from_std(modelrelay_platform::sockets::listen(address, BACKLOG)?)
     }
 
     /// Sets the options of an accepted connection.

@@ -59,6 +59,7 @@ CASES = {
             "podLabels": {"l": "1"},
             "env": [{"name": "HTTPS_PROXY", "value": "http://proxy:3128"}],
         },
+        "service": {"ipFamilyPolicy": "PreferDualStack", "ipFamilies": ["IPv6", "IPv4"]},
         "relay": {
             "image": "registry.example/relay:2",
             "nodeSelector": {"pool": "cpu"},

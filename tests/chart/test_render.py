@@ -60,7 +60,7 @@ def test_webhook_service_and_operator_agree(values):
     chart.one(objects, "ConfigMap", "-defaults")
     assert chart.one(objects, "Lease")["metadata"]["name"] == env["LEASE_NAME"]
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
-    assert env["LISTEN_ADDR"] == f"0.0.0.0:{ports['metrics']}"
+    assert env["LISTEN_ADDR"] == f"[::]:{ports['metrics']}"
     if not values.get("webhook", {}).get("enabled", True):
         assert not chart.of_kind(objects, "MutatingWebhookConfiguration")
         assert not [name for name in env if name.startswith(("WEBHOOK", "CERTIFICATE", "EXTERNAL"))]
@@ -69,7 +69,7 @@ def test_webhook_service_and_operator_agree(values):
     service = configuration["webhooks"][0]["clientConfig"]["service"]
     assert configuration["metadata"]["name"] == env["WEBHOOK_CONFIGURATION"]
     assert service["name"] == env["WEBHOOK_SERVICE"]
-    assert env["WEBHOOK_LISTEN_ADDR"] == f"0.0.0.0:{ports['webhook']}"
+    assert env["WEBHOOK_LISTEN_ADDR"] == f"[::]:{ports['webhook']}"
     [port] = chart.one(objects, "Service", service["name"])["spec"]["ports"]
     assert (port["port"], port["targetPort"]) == (service["port"], "webhook")
     for certificate in chart.of_kind(objects, "Certificate"):
@@ -77,6 +77,14 @@ def test_webhook_service_and_operator_agree(values):
         assert f"{service['name']}.{service['namespace']}.svc" in certificate["spec"]["dnsNames"]
     external = {"existingSecret", "certManager"} & values.get("webhook", {}).keys()
     assert env.get("EXTERNAL_CERTIFICATES") == ("true" if external else None)
+
+
+def test_services_have_ip_families_only_if_given():
+    families = {"ipFamilyPolicy", "ipFamilies"}
+    assert not any(families & thing["spec"].keys() for thing in chart.of_kind(chart.render(), "Service"))
+    given = chart.CASES["everything"]
+    services = chart.of_kind(chart.render(given), "Service")
+    assert len(services) == 2 and all(given["service"].items() <= thing["spec"].items() for thing in services)
 
 
 @cases

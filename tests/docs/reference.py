@@ -68,7 +68,7 @@ def setting(option):
     rest = re.sub(r"^\s*\[?<[^>]*>\]?", "", rest)
     notes = {}
     for name in ("env", "default", "possible values"):
-        if found := re.search(rf"\[{name}: ([^\]]*)\]", rest):
+        if found := re.search(rf"\[{name}: ((?:\[[^\]]*\]|[^\]])*)\]", rest):
             notes[name] = " ".join(found[1].split())
             rest = rest.replace(found[0], "")
     default = notes.get("default", "")

@@ -19,17 +19,24 @@ use crate::settings::{ProbeAddr, SettingError};
 use crate::shutdown::{Cause, DrainState};
 use crate::worker::Worker;
 
+/// Connections that the kernel holds until they are accepted.
+const BACKLOG: i32 = 1024;
+
 /// Opens the listener. If the default address is in use, a free port is used instead; a configured one must be free.
 pub async fn bind(probe: ProbeAddr) -> Result<TcpListener, SettingError> {
-    match TcpListener::bind(probe.addr).await {
+    match listen(probe.addr) {
         Ok(listener) => Ok(listener),
         Err(error) if probe.explicit => Err(refused(probe.addr, &error)),
         Err(error) => {
             let free = SocketAddr::new(probe.addr.ip(), 0);
             tracing::info!(address = %probe.addr, %error, "the default probe address is in use; using a free port");
-            TcpListener::bind(free).await.map_err(|error| refused(free, &error))
+            listen(free).map_err(|error| refused(free, &error))
         }
     }
+}
+
+fn listen(addr: SocketAddr) -> std::io::Result<TcpListener> {
+    TcpListener::from_std(modelrelay_platform::sockets::listen(addr, BACKLOG)?)
 }
 
 fn refused(addr: SocketAddr, error: &std::io::Error) -> SettingError {

@@ -24,6 +24,16 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/component: operator
 {{- end }}
 
+{{- /* IP versions of the operator's Services; empty with the cluster's defaults. */ -}}
+{{- define "modelrelay.ipFamilies" -}}
+{{- with .Values.service.ipFamilyPolicy }}
+ipFamilyPolicy: {{ . }}
+{{- end }}
+{{- with .Values.service.ipFamilies }}
+ipFamilies: {{ toJson . }}
+{{- end }}
+{{- end }}
+
 {{- define "modelrelay.commonLabels" -}}
 app.kubernetes.io/name: modelrelay
 app.kubernetes.io/instance: {{ .Release.Name }}

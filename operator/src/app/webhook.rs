@@ -38,7 +38,7 @@ impl WebhookServer {
         if args.webhook_configuration.is_empty() {
             return Ok(Self { running: None });
         }
-        let listener = listen("--webhook-listen-addr", args.webhook_listen_addr).await?;
+        let listener = listen("--webhook-listen-addr", args.webhook_listen_addr)?;
         let certificates = Arc::new(Certificates::default());
         let shutdown = CancellationToken::new();
         let observer = context.clone();

@@ -1,4 +1,4 @@
-//! Types that both kinds share.
+//! Types that both kinds share, and small ones of one field.
 
 use std::borrow::Cow;
 
@@ -195,4 +195,24 @@ impl JsonSchema for RawObject {
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
         json_schema!({ "type": "object", "x-kubernetes-preserve-unknown-fields": true })
     }
+}
+
+/// Number of IP versions of a Service, in a cluster that has IPv4 and IPv6. Default: the cluster's, SingleStack.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum IpFamilyPolicy {
+    /// One address.
+    SingleStack,
+    /// Both in a cluster that has both, otherwise one.
+    PreferDualStack,
+    /// Both; a cluster without both rejects the Service.
+    RequireDualStack,
+}
+
+/// Versions of IP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum IpFamily {
+    /// IPv4.
+    IPv4,
+    /// IPv6.
+    IPv6,
 }

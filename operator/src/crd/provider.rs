@@ -8,7 +8,9 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
-use super::common::{DurationText, LogFormat, RawObject, SecretKeyRef, SizeText, null_is_default};
+use super::common::{
+    DurationText, IpFamily, IpFamilyPolicy, LogFormat, RawObject, SecretKeyRef, SizeText, null_is_default,
+};
 use super::fairness::Fairness;
 use super::placement::Placement;
 use super::schema;
@@ -253,6 +255,13 @@ pub struct Service {
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 253))]
     pub load_balancer_class: String,
+    /// Number of IP versions of the Service, in a cluster that has IPv4 and IPv6. Default: the cluster's, SingleStack.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ip_family_policy: Option<IpFamilyPolicy>,
+    /// IP versions of the Service, the primary one first. Default: the cluster's.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 2))]
+    pub ip_families: Vec<IpFamily>,
 }
 
 /// Types of Service.

@@ -38,6 +38,13 @@ pub fn client_service(provider: &ValidatedProvider) -> Manifest {
     if !service.load_balancer_class.is_empty() {
         spec.insert("loadBalancerClass".to_owned(), json!(service.load_balancer_class));
     }
+    // Not for the headless Service: with both, workers would dial each relay twice.
+    if let Some(policy) = service.ip_family_policy {
+        spec.insert("ipFamilyPolicy".to_owned(), json!(policy));
+    }
+    if !service.ip_families.is_empty() {
+        spec.insert("ipFamilies".to_owned(), json!(service.ip_families));
+    }
     let mut metadata = provider.metadata(&provider.name);
     if !service.annotations.is_empty() {
         metadata.insert("annotations".to_owned(), json!(service.annotations));

@@ -188,7 +188,8 @@ fn container(provider: &ValidatedProvider, defaults: &RelayDefaults, mounts_api_
 
 fn env(provider: &ValidatedProvider, defaults: &RelayDefaults, mounts_api_keys: bool) -> Value {
     let relay = &provider.spec.relay;
-    let listen = |port: i32| format!("0.0.0.0:{port}");
+    // Includes IPv4, and a kernel without IPv6.
+    let listen = |port: i32| format!("[::]:{port}");
     let log_level = relay.log_level.as_deref().or(defaults.log_level.as_deref()).unwrap_or("info");
     let log_format = relay.log_format.or(defaults.log_format).unwrap_or(LogFormat::Json);
     let mut pairs = vec![

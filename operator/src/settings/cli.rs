@@ -102,12 +102,12 @@ pub struct RunArgs {
     #[arg(long, env = "POD_NAME", value_name = "NAME", default_value = "", hide_default_value = true)]
     pub pod_name: String,
 
-    /// Address of /metrics, /livez and /readyz.
-    #[arg(long, env = "LISTEN_ADDR", value_name = "ADDR", default_value = "0.0.0.0:8080")]
+    /// Address of /metrics, /livez and /readyz. `[::]` includes IPv4.
+    #[arg(long, env = "LISTEN_ADDR", value_name = "ADDR", default_value = "[::]:8080")]
     pub listen_addr: SocketAddr,
 
-    /// Address of the webhook, which uses TLS.
-    #[arg(long, env = "WEBHOOK_LISTEN_ADDR", value_name = "ADDR", default_value = "0.0.0.0:9443")]
+    /// Address of the webhook, which uses TLS. `[::]` includes IPv4.
+    #[arg(long, env = "WEBHOOK_LISTEN_ADDR", value_name = "ADDR", default_value = "[::]:9443")]
     pub webhook_listen_addr: SocketAddr,
 
     /// MutatingWebhookConfiguration whose caBundle the operator manages. [default: none; the webhook is disabled]

@@ -443,7 +443,8 @@ impl Reply {
 }
 
 async fn connect(to: SocketAddr, receive_buffer: Option<u32>) -> io::Result<TcpStream> {
-    let socket = TcpSocket::new_v4().expect("a socket can be made");
+    let socket = if to.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() };
+    let socket = socket.expect("a socket can be made");
     if let Some(bytes) = receive_buffer {
         // Before connecting: the window is negotiated then.
         socket.set_recv_buffer_size(bytes).expect("the receive buffer can be set");

@@ -369,7 +369,8 @@ async fn listener(log: &Log, name: &str) -> SocketAddr {
         let last_word = before.trim_end().rsplit([' ', '"']).next().unwrap_or_default();
         let named = if name.is_empty() { !others.contains(&last_word) } else { last_word.starts_with(name) };
         let (_, after) = after.split_once("://")?;
-        let address: String = after.chars().take_while(|char| char.is_ascii_digit() || ".:".contains(*char)).collect();
+        let is_part = |char: &char| char.is_ascii_hexdigit() || ".:[]".contains(*char);
+        let address: String = after.chars().take_while(is_part).collect();
         if named { address.parse().ok() } else { None }
     })
     .await

@@ -129,6 +129,12 @@ impl WorkerProcess {
         lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
     }
 
+    /// The probe server's address.
+    #[must_use]
+    pub fn probe_addr(&self) -> SocketAddr {
+        self.probe
+    }
+
     /// Sends SIGTERM.
     pub async fn terminate(&self) {
         self.process.terminate().await;
@@ -227,7 +233,7 @@ impl WorkerBuilder {
         let line = process.wait_for_line(PROBE_LINE).await;
         let rest = line.split(PROBE_LINE).nth(1).unwrap_or_default();
         let addr: String =
-            rest.chars().take_while(|letter| letter.is_ascii_digit() || ".:".contains(*letter)).collect();
+            rest.chars().take_while(|letter| letter.is_ascii_hexdigit() || ".:[]".contains(*letter)).collect();
         let probe = addr.parse().unwrap_or_else(|_| panic!("no address in {line:?}"));
         WorkerProcess { process, probe, _home: home }
     }

@@ -45,6 +45,9 @@ use reply::{DemoError, Dialect};
 /// The default id of the demo backend's only model.
 pub const MODEL: &str = "demo";
 
+/// Connections that the kernel holds until they are accepted.
+const BACKLOG: i32 = 1024;
+
 /// The longest accepted body: above the relay's default, so that users meet the relay's limit first.
 const MAX_BODY_BYTES: usize = 64 << 20;
 
@@ -72,7 +75,7 @@ pub struct DemoArgs {
 /// # Errors
 /// The address cannot be bound.
 pub async fn run(args: DemoArgs) -> io::Result<()> {
-    let listener = TcpListener::bind(args.listen).await?;
+    let listener = TcpListener::from_std(modelrelay_platform::sockets::listen(args.listen, BACKLOG)?)?;
     tracing::info!(address = %listener.local_addr()?, model = args.model, "demo backend listening; it is not a model");
     let first_signal = shutdown::first_signal()?;
     readiness::report();

@@ -185,7 +185,7 @@ pub(super) fn env(inputs: &SidecarInputs<'_>, alone: bool) -> Vec<Value> {
         json!({"name": "WORKER_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}),
         json!({"name": "DRAIN_TOKEN", "value": inputs.drain_token}),
         // The kubelet's probes and preStop hooks use the Pod's address.
-        json!({"name": "PROBE_ADDR", "value": format!("0.0.0.0:{}", sidecar_port(spec))}),
+        json!({"name": "PROBE_ADDR", "value": format!("[::]:{}", sidecar_port(spec))}),
     ];
     // Not in worker.yaml, which also reaches running Pods, whose mounts are fixed. It overrides the secret there.
     if spec.credential == Credential::ServiceAccountToken {

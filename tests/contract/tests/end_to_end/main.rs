@@ -6,6 +6,7 @@ mod cancel;
 mod dialects;
 mod headers;
 mod homes;
+mod ipv6;
 mod keep_alive;
 mod model_details;
 mod outliers;

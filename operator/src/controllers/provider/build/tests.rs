@@ -187,7 +187,8 @@ fn rotation_in_progress_matches_snapshot() {
 
 #[test]
 fn load_balancer_for_workers_matches_snapshot() {
-    let service = json!({"type": "LoadBalancer", "workers": true, "loadBalancerClass": "example.com/lb"});
+    let service = json!({"type": "LoadBalancer", "workers": true, "loadBalancerClass": "example.com/lb",
+        "ipFamilyPolicy": "PreferDualStack", "ipFamilies": ["IPv6", "IPv4"]});
     let spec = json!({"relay": {"replicas": 2, "service": service, "networkPolicy": {"metricsFrom": []}}});
     snapshot::check("provider-load-balancer", &page(&built(spec, &[], &steady(), &defaults())));
 }

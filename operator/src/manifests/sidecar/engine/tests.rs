@@ -76,7 +76,7 @@ fn user_probes_are_kept_and_worker_variables_win() {
         env.map(|one| one["value"].clone()).collect::<Vec<_>>()
     };
     assert_eq!(of("HF_HOME"), [json!("/elsewhere")]);
-    assert_eq!(of("PROBE_ADDR"), [json!("0.0.0.0:18000")]);
+    assert_eq!(of("PROBE_ADDR"), [json!("[::]:18000")]);
 }
 
 #[test]

@@ -44,6 +44,10 @@ pub const WORKER_BINARY_CONTAINER: &str = "modelrelay-worker-binary";
 /// The relay's container.
 pub const RELAY_CONTAINER: &str = "relay";
 
+/// Label of the resource that an object was made for. It is a recommended label of Kubernetes, and the one by which Argo CD
+/// recognizes objects of an Application if it tracks them by label.
+pub const INSTANCE_LABEL: &str = "app.kubernetes.io/instance";
+
 /// The field manager of the objects that belong to a Provider or a WorkerPool.
 pub const FIELD_MANAGER: &str = "modelrelay-operator";
 /// The field manager of statuses, which distinguishes status from spec in `managedFields`.
@@ -115,7 +119,7 @@ pub fn labels(component: Component, instance: &str) -> BTreeMap<String, String> 
         ("app.kubernetes.io/part-of", "modelrelay"),
         ("app.kubernetes.io/managed-by", MANAGED_BY),
         ("app.kubernetes.io/component", component.as_str()),
-        ("app.kubernetes.io/instance", instance),
+        (INSTANCE_LABEL, instance),
     ];
     pairs.into_iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect()
 }

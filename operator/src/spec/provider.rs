@@ -1,6 +1,6 @@
 //! Checks what the API server cannot check: contradictions, and values that the relay would reject.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 
 use kube::ResourceExt;
@@ -95,24 +95,32 @@ impl ValidatedProvider {
 
     /// Returns the metadata of an object that is deleted with the Provider.
     pub fn metadata(&self, name: &str) -> Map<String, Value> {
-        let mut metadata = self.unowned_metadata(name);
+        let mut metadata = self.unowned_metadata(name, &names::provider_labels(Component::Relay, &self.name));
         metadata.insert("ownerReferences".to_owned(), self.owner_references());
         metadata
     }
 
     /// Returns the metadata of a Secret that outlives the Provider, unless the spec sets another policy.
+    ///
+    /// Without the label that contains the Provider's name: Argo CD may be configured to track objects by it, as it did by
+    /// default before 3.0. An Application with the Provider's name would then prune the Secret, because it is not among
+    /// its manifests and, unlike the other objects, has no owner.
     pub fn retained_metadata(&self, name: &str) -> Map<String, Value> {
         match self.spec.secrets_policy {
-            SecretsPolicy::Retain => self.unowned_metadata(name),
+            SecretsPolicy::Retain => {
+                let mut labels = names::provider_labels(Component::Relay, &self.name);
+                labels.remove(names::INSTANCE_LABEL);
+                self.unowned_metadata(name, &labels)
+            }
             SecretsPolicy::Delete => self.metadata(name),
         }
     }
 
-    fn unowned_metadata(&self, name: &str) -> Map<String, Value> {
+    fn unowned_metadata(&self, name: &str, labels: &BTreeMap<String, String>) -> Map<String, Value> {
         Map::from_iter([
             ("name".to_owned(), json!(name)),
             ("namespace".to_owned(), json!(self.namespace)),
-            ("labels".to_owned(), json!(names::provider_labels(Component::Relay, &self.name))),
+            ("labels".to_owned(), json!(labels)),
         ])
     }
 

@@ -193,6 +193,24 @@ fn load_balancer_for_workers_matches_snapshot() {
     snapshot::check("provider-load-balancer", &page(&built(spec, &[], &steady(), &defaults())));
 }
 
+#[test]
+fn only_owned_objects_carry_instance_label() {
+    let spec = json!({"relay": {"requireApiKeys": true}});
+    let desired = built(spec, &[], &steady(), &defaults());
+    let mut unowned = Vec::new();
+    for manifest in desired.secrets.iter().chain(&desired.objects) {
+        let metadata = &manifest.value["metadata"];
+        // Argo CD prunes no object with an owner.
+        let is_owned = metadata["ownerReferences"].is_array();
+        let label = metadata["labels"].get("app.kubernetes.io/instance");
+        assert_eq!(label, is_owned.then_some(&json!("local")), "{}", manifest.display());
+        assert_eq!(metadata["labels"]["modelrelay.io/provider"], "local", "{}", manifest.display());
+        unowned.extend((!is_owned).then(|| manifest.name.clone()));
+    }
+    unowned.sort();
+    assert_eq!(unowned, ["local-admin", "local-api-keys", "local-worker"]);
+}
+
 /// Returns the peers that may connect to the admin port, or `None` for every address.
 fn admin_peers(metrics_from: &Value, defaults: &RelayDefaults, operator: &OperatorLocation) -> Option<Value> {
     let valid = validate(&provider(json!({"relay": {"networkPolicy": {"metricsFrom": metrics_from}}})), &[]).unwrap();

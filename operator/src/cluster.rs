@@ -3,3 +3,4 @@
 pub mod api;
 pub mod apply;
 pub mod cache;
+pub mod follow;

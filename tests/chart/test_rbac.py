@@ -38,7 +38,7 @@ def test_one_existing_binding_grants_relays_token_reviews_only():
     [binding] = [thing for thing in chart.of_kind(objects, "ClusterRoleBinding") if thing["metadata"]["name"] == REVIEWS]
     assert binding["roleRef"]["name"] == REVIEWS and "subjects" not in binding
     [rule] = [rule for rule in rules(objects, "modelrelay-operator.mr-system") if "clusterrolebindings" in rule["resources"]]
-    assert rule["resourceNames"] == [REVIEWS] and rule["verbs"] == ["get", "patch"]
+    assert rule["resourceNames"] == [REVIEWS] and rule["verbs"] == ["get", "patch", "watch"]
     assert REVIEWS in chart.one(objects, "ConfigMap")["data"]["defaults.yaml"]
 
 

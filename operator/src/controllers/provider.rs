@@ -97,7 +97,7 @@ pub async fn run(ctx: Arc<Context>, caches: Caches, requests: UnboundedReceiver<
     let shared = Arc::new(ProviderContext { ctx, caches: caches.clone(), ledger: Mutex::default() });
     caches.ready().await;
     let never = stream::pending::<Result<Provider, watcher::Error>>();
-    Controller::for_stream(never, caches.providers)
+    let controller = Controller::for_stream(never, caches.providers.clone())
         .reconcile_on(requests)
         .with_config(Config::default().concurrency(CONCURRENCY))
         .run(reconcile, retry, shared.clone())
@@ -111,8 +111,12 @@ pub async fn run(ctx: Arc<Context>, caches: Caches, requests: UnboundedReceiver<
                 tokio::spawn(async move { shared.forget_reviewer(&key.0).await });
             }
             futures_util::future::ready(())
-        })
-        .await;
+        });
+    let binding = shared.ctx.defaults.relay.token_review_binding.as_deref();
+    tokio::select! {
+        () = controller => {}
+        never = reviewers::follow_binding(&shared.ctx.client, binding, &caches) => match never {},
+    }
 }
 
 struct ProviderContext {

@@ -18,7 +18,6 @@ use arc_swap::ArcSwapOption;
 use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 
-mod follow;
 mod manager;
 pub mod material;
 pub mod plan;

@@ -39,6 +39,8 @@ pub struct Requests {
 pub struct Changes {
     /// True if the Provider itself, or something that it depends on, changed.
     pub itself: bool,
+    /// True if the right of its relays to review tokens may have been lost.
+    pub reviewers: bool,
     /// Its objects that changed, by kind and name.
     pub objects: HashMap<String, ObjectChange>,
 }
@@ -67,6 +69,11 @@ impl Triggers {
     /// Requests a reconciliation of a Provider that changed, or whose dependencies changed.
     pub fn provider(&self, namespace: &str, name: &str) {
         self.note(namespace, name, |changes| changes.itself = true);
+    }
+
+    /// Requests a reconciliation of a Provider whose relays may have lost the right to review tokens.
+    pub fn provider_reviewers(&self, namespace: &str, name: &str) {
+        self.note(namespace, name, |changes| changes.reviewers = true);
     }
 
     /// Requests a reconciliation of a Provider whose relays reported something new or changed state. Its objects are

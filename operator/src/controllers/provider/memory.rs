@@ -76,7 +76,10 @@ impl ProviderMemory {
             self.whole_since = Some(now);
             return true;
         }
-        let mut changed = changes.itself;
+        let mut changed = changes.itself || changes.reviewers;
+        if changes.reviewers {
+            self.bound = None;
+        }
         for (object, seen) in changes.objects {
             let as_left = match &seen {
                 ObjectChange::At(version) => {

@@ -7,6 +7,7 @@
 //! operators may share a cluster, each with its own binding.
 
 use std::collections::BTreeSet;
+use std::convert::Infallible;
 
 use k8s_openapi::api::rbac::v1::{ClusterRoleBinding, Subject};
 use kube::api::{Api, Patch, PatchParams};
@@ -14,6 +15,8 @@ use kube::{Client, ResourceExt};
 use serde_json::json;
 
 use crate::cluster::apply::ApplyError;
+use crate::cluster::cache::Caches;
+use crate::cluster::follow::follow;
 use crate::crd::Provider;
 use crate::resources::names;
 
@@ -42,6 +45,34 @@ pub(super) fn relays<'a>(providers: impl Iterator<Item = &'a Provider>, namespac
             && !provider.spec.worker_service_accounts.is_empty()
     };
     providers.filter(reviews).map(|provider| names::relay(&provider.name_any())).collect()
+}
+
+/// Watches the binding, and requests a pass of each Provider whose relay is not in it: someone else changed the binding.
+/// Without a binding, there is nothing to watch. This never ends.
+pub(super) async fn follow_binding(client: &Client, binding: Option<&str>, caches: &Caches) -> Infallible {
+    let Some(name) = binding.filter(|name| !name.is_empty()) else { return std::future::pending().await };
+    follow(&Api::<ClusterRoleBinding>::all(client.clone()), name, |binding| {
+        let subjects = binding.and_then(|binding| binding.subjects).unwrap_or_default();
+        let providers = caches.providers.state();
+        for provider in without_right(providers.iter().map(AsRef::as_ref), &subjects) {
+            caches.triggers.provider_reviewers(&provider.namespace().unwrap_or_default(), &provider.name_any());
+        }
+    })
+    .await
+}
+
+/// Returns the Providers that list ServiceAccounts and whose relay is not among the subjects.
+fn without_right<'a>(
+    providers: impl Iterator<Item = &'a Provider>,
+    subjects: &[Subject],
+) -> impl Iterator<Item = &'a Provider> {
+    providers.filter(|provider| {
+        let namespace = provider.namespace().unwrap_or_default();
+        let relays = relays(std::iter::once(*provider), &namespace);
+        let has =
+            |relay: &String| subjects.iter().any(|it| it.namespace.as_deref() == Some(&namespace) && it.name == *relay);
+        !relays.iter().all(has)
+    })
 }
 
 /// Allows exactly these relays of the namespace to create TokenReviews.
@@ -126,5 +157,11 @@ mod tests {
             provider("other", "research", &["gpu"], false),
         ];
         assert_eq!(relays(all.iter(), "llm"), BTreeSet::from(["local-relay".to_owned()]));
+        let lacking = |subjects: &[Subject]| -> Vec<String> {
+            without_right(all.iter(), subjects).map(ResourceExt::name_any).collect()
+        };
+        assert_eq!(lacking(&[]), ["local", "other"]);
+        assert_eq!(lacking(&[subject("research", "other-relay"), subject("research", "local-relay")]), ["local"]);
+        assert!(lacking(&[subject("llm", "local-relay"), subject("research", "other-relay")]).is_empty());
     }
 }

@@ -14,9 +14,9 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use tracing::{error, info, warn};
 
-use super::follow::follow;
 use super::plan::{self, Action, Published, SecretState};
 use super::{Policy, Settings, material};
+use crate::cluster::follow::follow;
 use crate::resources::names::{FIELD_MANAGER, MANAGED_BY};
 use crate::webhook::inject::api_message;
 

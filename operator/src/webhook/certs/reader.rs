@@ -6,8 +6,8 @@ use k8s_openapi::api::core::v1::Secret;
 use kube::{Api, Client};
 use tracing::{info, warn};
 
-use super::follow::follow;
 use super::{Certificates, Settings, material};
+use crate::cluster::follow::follow;
 
 /// Follows the Secret and serves its certificate. If the Secret cannot be used, the previous certificate stays in use.
 /// This never ends.

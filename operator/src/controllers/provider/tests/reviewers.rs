@@ -41,7 +41,12 @@ async fn relay_reviews_tokens_only_while_accounts_are_listed() {
     world.api.take_writes();
     world.changed(&by_token()).await.unwrap();
     assert!(world.api.take_writes().iter().all(|write| !write.contains("clusterrolebindings")));
-    world.api.put(BINDING, binding("8", json!([ours, elsewhere])));
+    // Someone removed it.
+    world.api.put(BINDING, binding("8", json!([elsewhere])));
+    world.shared.caches.triggers.provider_reviewers("llm", "local");
+    world.pass(&by_token()).await.unwrap();
+    assert_eq!(world.api.object("clusterrolebindings/reviews").unwrap()["subjects"], json!([ours, elsewhere]));
+    world.api.put(BINDING, binding("9", json!([ours, elsewhere])));
     world.changed(&with_metadata(json!({"generation": 2}), json!({}))).await.unwrap();
     assert_eq!(world.api.object("clusterrolebindings/reviews").unwrap()["subjects"], json!([elsewhere]));
 }

@@ -16,7 +16,7 @@ use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 use tracing::{debug, warn};
 
-use crate::webhook::inject::api_message;
+use super::apply::display_kube_error;
 
 /// The duration of one watch. Then the object is read again, which also finds a deletion that fell between two watches.
 const WATCH_SECS: u32 = 290;
@@ -31,7 +31,7 @@ const LASTED: Duration = Duration::from_secs(10);
 
 /// Passes every observed state of the object to `see`, `None` for its absence. The same state may be passed twice. This
 /// never ends.
-pub(super) async fn follow<K>(api: &Api<K>, name: &str, mut see: impl FnMut(Option<K>)) -> std::convert::Infallible
+pub async fn follow<K>(api: &Api<K>, name: &str, mut see: impl FnMut(Option<K>)) -> std::convert::Infallible
 where
     K: Resource + Clone + DeserializeOwned + Debug,
 {
@@ -39,7 +39,12 @@ where
     loop {
         let began = Instant::now();
         if let Err(error) = once(api, name, &mut see).await {
-            warn!(name, path = api.resource_url(), error = api_message(&error), "failed to watch an object; retrying");
+            warn!(
+                name,
+                path = api.resource_url(),
+                error = display_kube_error(&error),
+                "failed to watch an object; retrying"
+            );
         }
         pause = if began.elapsed() >= LASTED { PAUSE } else { (pause * 2).min(LONGEST_PAUSE) };
         tokio::time::sleep(pause).await;

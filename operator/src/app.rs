@@ -63,7 +63,7 @@ pub async fn run(args: RunArgs) -> Result<(), RunError> {
     let probes = tokio::spawn(probe::serve(probes, context.clone(), webhook.readiness()));
     // A signal takes effect during the election too: nothing is held yet.
     let election = tokio::select! {
-        election = lead::stand(&client, &args.namespace, &args.lease_name, &instance) => Some(election),
+        election = lead::stand(&client, candidacy(&args, instance)) => Some(election),
         () = stop.recv() => None,
     };
     if let Some(election) = election {
@@ -90,6 +90,15 @@ fn listen(setting: &'static str, addr: SocketAddr) -> Result<TcpListener, RunErr
     let address = listener.local_addr().unwrap_or(addr);
     tracing::info!(setting, %address, "listening");
     Ok(listener)
+}
+
+fn candidacy(args: &RunArgs, instance: String) -> lead::Candidacy {
+    lead::Candidacy {
+        namespace: args.namespace.clone(),
+        lease: args.lease_name.clone(),
+        instance,
+        owner: args.webhook_configuration.clone(),
+    }
 }
 
 fn spans(args: &RunArgs) -> Vec<Span> {

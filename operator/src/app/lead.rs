@@ -1,13 +1,19 @@
 //! Leader election: the leader's controllers write, the others wait. All replicas serve the webhook.
 
 use std::future::Future;
+use std::pin::pin;
 use std::time::{Duration, Instant};
 
+use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
 use k8s_openapi::api::coordination::v1::Lease;
-use kube::{Api, Client};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::api::PostParams;
+use kube::{Api, Client, Resource};
 use kube_lease_manager::{LeaseManager, LeaseManagerBuilder};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
+
+use crate::resources::names;
 
 /// A leader that was killed is replaced after at most this time.
 const LEASE_SECONDS: u64 = 15;
@@ -23,6 +29,9 @@ const CHECK_TIMEOUT: Duration = Duration::from_secs(3);
 /// before at most, so no other replica acquires it within the next 10 s.
 const TRUST: Duration = Duration::from_secs(8);
 
+/// A missing lease is left to its leader for this long: it looks every [`CHECK_INTERVAL`], and recreates the lease.
+const FIRST_CHANCE: Duration = Duration::from_millis(2500);
+
 /// The election.
 pub struct Election {
     /// True while this replica leads.
@@ -30,57 +39,43 @@ pub struct Election {
     guard: JoinHandle<()>,
 }
 
+/// The lease, and the replica that wants it.
+#[derive(Clone, Debug)]
+pub struct Candidacy {
+    /// The namespace of the lease.
+    pub namespace: String,
+    /// The name of the lease.
+    pub lease: String,
+    /// The replica's name.
+    pub instance: String,
+    /// The webhook configuration that owns the lease, so that the lease is deleted with the release; empty for none.
+    pub owner: String,
+}
+
 /// Takes part in the election, from now until [`Election::resign`].
 ///
 /// The library renews the lease, but reports a loss only once it has seen another holder. Leadership therefore depends
 /// on a recent, separate read from the API server: a leader that is cut off stops before another replica starts.
-pub async fn stand(client: &Client, namespace: &str, lease: &str, instance: &str) -> Election {
-    let (manager, candidate) = candidate(client, namespace, lease, instance).await;
+pub async fn stand(client: &Client, candidacy: Candidacy) -> Election {
+    let guard =
+        Guard { leases: Api::namespaced(client.clone(), &candidacy.namespace), client: client.clone(), candidacy };
+    // The first installation, or an upgrade from a release whose chart contained the lease: Helm deletes it while a
+    // leader runs.
+    if guard.read_holder().await == Holder::Gone {
+        tokio::time::sleep(FIRST_CHANCE).await;
+    }
+    let (held, manager) = guard.register().await;
     let (sender, leading) = watch::channel(false);
-    let guard = Guard {
-        leases: Api::namespaced(client.clone(), namespace),
-        client: client.clone(),
-        namespace: namespace.to_owned(),
-        lease: lease.to_owned(),
-        instance: instance.to_owned(),
-    };
-    Election { leading, guard: tokio::spawn(guard.run(sender, manager, candidate)) }
+    Election { leading, guard: tokio::spawn(guard.run(sender, held, manager)) }
 }
 
 type Candidate = JoinHandle<kube_lease_manager::Result<LeaseManager>>;
-
-async fn candidate(
-    client: &Client,
-    namespace: &str,
-    lease: &str,
-    instance: &str,
-) -> (watch::Receiver<bool>, Candidate) {
-    loop {
-        let manager = LeaseManagerBuilder::new(client.clone(), lease)
-            .with_namespace(namespace)
-            .with_identity(instance)
-            .with_duration(LEASE_SECONDS)
-            .with_grace(GRACE_SECONDS)
-            .with_field_manager(format!("modelrelay-operator-lease-{instance}"))
-            .build()
-            .await;
-        match manager {
-            Ok(manager) => return manager.watch().await,
-            Err(error) => {
-                tracing::warn!(lease, %error, "failed to acquire the lease; retrying");
-                tokio::time::sleep(RETRY).await;
-            }
-        }
-    }
-}
 
 /// Compares the library's state with the API server's.
 struct Guard {
     leases: Api<Lease>,
     client: Client,
-    namespace: String,
-    lease: String,
-    instance: String,
+    candidacy: Candidacy,
 }
 
 /// The holder of the lease according to one read.
@@ -88,21 +83,88 @@ struct Guard {
 enum Holder {
     Me,
     Other,
+    /// Nobody holds it, or not yet again.
+    Vacant,
     /// There is no lease: the library never creates it again by itself.
     Gone,
     Unknown,
 }
 
 impl Guard {
+    /// Starts the library, which acquires the lease and renews it. Repeats this until the API server accepts it.
+    async fn register(&self) -> (watch::Receiver<bool>, Candidate) {
+        let Candidacy { namespace, lease, instance, .. } = &self.candidacy;
+        loop {
+            let manager = async {
+                self.create().await?;
+                let manager = LeaseManagerBuilder::new(self.client.clone(), lease)
+                    .with_namespace(namespace)
+                    .with_identity(instance)
+                    .with_duration(LEASE_SECONDS)
+                    .with_grace(GRACE_SECONDS)
+                    .with_field_manager(format!("modelrelay-operator-lease-{instance}"));
+                Ok::<_, Box<dyn std::error::Error + Send + Sync>>(manager.build().await?)
+            };
+            match manager.await {
+                Ok(manager) => return manager.watch().await,
+                Err(error) => {
+                    tracing::warn!(lease, %error, "failed to acquire the lease; retrying");
+                    tokio::time::sleep(RETRY).await;
+                }
+            }
+        }
+    }
+
+    /// Creates the lease if there is none.
+    async fn create(&self) -> Result<(), kube::Error> {
+        let Candidacy { lease, owner, .. } = &self.candidacy;
+        if self.leases.get_opt(lease).await?.is_some() {
+            return Ok(());
+        }
+        let owner = if owner.is_empty() {
+            None
+        } else {
+            let configurations: Api<MutatingWebhookConfiguration> = Api::all(self.client.clone());
+            configurations.get_opt(owner).await?.and_then(|configuration| configuration.owner_ref(&()))
+        };
+        let labels = [
+            ("app.kubernetes.io/name", "modelrelay"),
+            ("app.kubernetes.io/part-of", "modelrelay"),
+            ("app.kubernetes.io/component", "operator"),
+            ("app.kubernetes.io/managed-by", names::MANAGED_BY),
+        ];
+        let metadata = ObjectMeta {
+            name: Some(lease.clone()),
+            labels: Some(labels.map(|(key, value)| (key.to_owned(), value.to_owned())).into()),
+            owner_references: owner.map(|owner| vec![owner]),
+            ..ObjectMeta::default()
+        };
+        let created = self.leases.create(&PostParams::default(), &Lease { metadata, spec: None }).await;
+        match created {
+            // Another replica was faster.
+            Err(kube::Error::Api(status)) if status.code == 409 => Ok(()),
+            created => created.map(|_| ()),
+        }
+    }
+
     async fn run(self, leading: watch::Sender<bool>, mut held: watch::Receiver<bool>, mut manager: Candidate) {
         let mut trust = Trust::default();
         loop {
-            let holder = self.read_holder().await;
+            let mut holder = self.read_holder().await;
+            if holder == Holder::Gone && !*leading.borrow() {
+                // Longer than the former leader may go on without a lease.
+                tokio::select! {
+                    () = tokio::time::sleep(TRUST) => {}
+                    () = leading.closed() => {}
+                }
+                holder = self.read_holder().await;
+            }
             if holder == Holder::Gone || manager.is_finished() {
-                tracing::warn!(lease = self.lease, "lease was deleted; recreating it");
-                drop(held);
+                tracing::warn!(lease = self.candidacy.lease, "lease was deleted; recreating it");
                 manager.abort();
-                (held, manager) = candidate(&self.client, &self.namespace, &self.lease, &self.instance).await;
+                drop(held);
+                (held, manager) = self.register_again(&leading, &trust).await;
+                holder = self.read_holder().await;
             }
             let leads = trust.leads(holder, Instant::now());
             leading.send_if_modified(|now| std::mem::replace(now, leads) != leads);
@@ -122,12 +184,24 @@ impl Guard {
         }
     }
 
+    /// Registers, and stops leading if that takes longer than the last read is trusted.
+    async fn register_again(&self, leading: &watch::Sender<bool>, trust: &Trust) -> (watch::Receiver<bool>, Candidate) {
+        let mut registered = pin!(self.register());
+        let in_time = tokio::time::timeout(trust.left(Instant::now()), &mut registered).await;
+        if let Ok(registered) = in_time {
+            return registered;
+        }
+        leading.send_if_modified(|now| std::mem::replace(now, false));
+        registered.await
+    }
+
     async fn read_holder(&self) -> Holder {
-        match tokio::time::timeout(CHECK_TIMEOUT, self.leases.get_opt(&self.lease)).await {
-            Ok(Ok(Some(lease))) => {
-                let holder = lease.spec.and_then(|spec| spec.holder_identity);
-                if holder.as_deref() == Some(&self.instance) { Holder::Me } else { Holder::Other }
-            }
+        match tokio::time::timeout(CHECK_TIMEOUT, self.leases.get_opt(&self.candidacy.lease)).await {
+            Ok(Ok(Some(lease))) => match lease.spec.and_then(|spec| spec.holder_identity) {
+                Some(holder) if holder == self.candidacy.instance => Holder::Me,
+                Some(holder) if !holder.is_empty() => Holder::Other,
+                Some(_) | None => Holder::Vacant,
+            },
             Ok(Ok(None)) => Holder::Gone,
             Ok(Err(_)) | Err(_) => Holder::Unknown,
         }
@@ -144,10 +218,15 @@ impl Trust {
     fn leads(&mut self, holder: Holder, now: Instant) -> bool {
         match holder {
             Holder::Me => self.seen = Some(now),
-            Holder::Other | Holder::Gone => self.seen = None,
-            Holder::Unknown => {}
+            Holder::Other => self.seen = None,
+            Holder::Vacant | Holder::Gone | Holder::Unknown => {}
         }
-        self.seen.is_some_and(|seen| now.duration_since(seen) < TRUST)
+        !self.left(now).is_zero()
+    }
+
+    /// Returns the time for which the last read is trusted.
+    fn left(&self, now: Instant) -> Duration {
+        self.seen.map_or(Duration::ZERO, |seen| TRUST.saturating_sub(now.duration_since(seen)))
     }
 }
 
@@ -189,58 +268,4 @@ where
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::Arc;
-    use std::sync::atomic::{AtomicUsize, Ordering};
-
-    use super::*;
-
-    #[test]
-    fn leader_steps_down_before_unrenewed_lease_expires() {
-        let (start, mut trust) = (Instant::now(), Trust::default());
-        assert!(!trust.leads(Holder::Unknown, start));
-        assert!(trust.leads(Holder::Me, start));
-        assert!(trust.leads(Holder::Unknown, start + TRUST / 2));
-        assert!(!trust.leads(Holder::Unknown, start + TRUST));
-        assert!(trust.leads(Holder::Me, start + TRUST));
-        assert!(!trust.leads(Holder::Other, start + TRUST));
-        assert!(!trust.leads(Holder::Unknown, start + TRUST), "another holder was seen last");
-        assert!(trust.leads(Holder::Me, start + TRUST));
-        assert!(!trust.leads(Holder::Gone, start + TRUST));
-    }
-
-    #[tokio::test]
-    async fn work_starts_with_lease_and_stops_without_it() {
-        struct Running(Arc<AtomicUsize>);
-        impl Drop for Running {
-            fn drop(&mut self) {
-                self.0.fetch_sub(1, Ordering::SeqCst);
-            }
-        }
-        let running = Arc::new(AtomicUsize::new(0));
-        let (sender, receiver) = watch::channel(false);
-        let counter = running.clone();
-        let task = tokio::spawn(while_leading(receiver, move || {
-            let counter = counter.clone();
-            async move {
-                counter.fetch_add(1, Ordering::SeqCst);
-                let _running = Running(counter);
-                std::future::pending::<()>().await;
-            }
-        }));
-        let until = async |count: usize| {
-            while running.load(Ordering::SeqCst) != count {
-                tokio::task::yield_now().await;
-            }
-        };
-        sender.send_replace(true);
-        until(1).await;
-        sender.send_replace(false);
-        until(0).await;
-        sender.send_replace(true);
-        until(1).await;
-        drop(sender);
-        task.await.unwrap();
-        assert_eq!(running.load(Ordering::SeqCst), 0);
-    }
-}
+mod tests;

@@ -1,5 +1,6 @@
 //! The state that every part of the operator shares.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use k8s_openapi::NamespaceResourceScope;
@@ -9,7 +10,8 @@ use kube::{Api, Client, Resource};
 use serde::de::DeserializeOwned;
 
 use crate::relays::state::RelayStates;
-use crate::settings::defaults::Defaults;
+use crate::resources::namespaces::Namespaces;
+use crate::settings::defaults::{Defaults, RelayDefaults, WorkerDefaults};
 use crate::telemetry::metrics::Metrics;
 
 /// Shared by controllers, webhook and servers.
@@ -24,6 +26,8 @@ pub struct Context {
     pub metrics: Metrics,
     /// The states that the relays last reported.
     pub relays: RelayStates,
+    /// The namespaces in which the cluster assigns the ids of Pods.
+    pub namespaces: Arc<Namespaces>,
     events: Recorder,
 }
 
@@ -71,7 +75,23 @@ impl Context {
     pub fn new(client: Client, defaults: Defaults, place: OperatorLocation, instance: String) -> Arc<Self> {
         let reporter = Reporter { controller: "modelrelay-operator".to_owned(), instance: Some(instance) };
         let events = Recorder::new(client.clone(), reporter);
-        Arc::new(Self { client, defaults, place, metrics: Metrics::new(), relays: RelayStates::default(), events })
+        let namespaces = Arc::new(Namespaces::new(client.clone()));
+        let (metrics, relays) = (Metrics::new(), RelayStates::default());
+        Arc::new(Self { client, defaults, place, metrics, relays, namespaces, events })
+    }
+
+    /// Returns the defaults for relays in this namespace.
+    pub async fn relay_defaults(&self, namespace: &str) -> Cow<'_, RelayDefaults> {
+        let defaults = &self.defaults.relay;
+        if defaults.omit_ids || !self.namespaces.assigns_ids(namespace).await {
+            return Cow::Borrowed(defaults);
+        }
+        Cow::Owned(RelayDefaults { omit_ids: true, ..defaults.clone() })
+    }
+
+    /// Returns the defaults for workers in this namespace, as far as it is known.
+    pub fn worker_defaults(&self, namespace: &str) -> Cow<'_, WorkerDefaults> {
+        self.defaults.worker.for_namespace(self.namespaces.assigned_ids(namespace))
     }
 
     /// Publishes an Event, which `kubectl describe` shows. A lost Event is logged and not retried.

@@ -35,6 +35,7 @@ CASES = {
     "monitoring": {"metrics": MONITORING},
     "monitoring-watch-namespaces": {"metrics": MONITORING, "watchNamespaces": ["team-a"]},
     "demo": {"demo": {"enabled": True}},
+    "openshift": {"openshift": {"enabled": True}, "demo": {"enabled": True}},
     "no-crds": {"crds": {"install": False}},
     "bare": {
         "rbac": {"aggregate": False},

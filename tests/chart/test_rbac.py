@@ -93,6 +93,13 @@ def test_namespaced_roles_grant_the_rights_of_the_cluster_role():
         assert role["rules"] == everywhere
 
 
+def test_operator_reads_namespaces_and_changes_none():
+    for values in [{}, {"watchNamespaces": ["a"]}]:
+        roles = chart.of_kind(chart.render(values), "ClusterRole", "Role")
+        verbs = [rule["verbs"] for role in roles for rule in role["rules"] if "namespaces" in rule["resources"]]
+        assert verbs == [["get"]]
+
+
 def test_operator_holds_the_rights_that_it_grants_relays():
     granted = {"get", "update", "patch"}
     secrets = [rule for rule in rules(chart.render(), "modelrelay-operator.mr-system") if "secrets" in rule["resources"]]

@@ -9,6 +9,8 @@ import yaml
 helms = pytest.mark.parametrize("program", chart.HELMS, ids=["helm3", "helm4"])
 cases = pytest.mark.parametrize("values", chart.CASES.values(), ids=chart.CASES.keys())
 
+IDS = {"runAsUser", "runAsGroup", "fsGroup"}
+
 
 @helms
 def test_lint_passes(program):
@@ -32,7 +34,8 @@ def test_no_object_is_rendered_twice(values):
 def test_every_container_is_restricted(values):
     for name, spec in chart.pod_specs(chart.render(values)):
         pod = spec["securityContext"]
-        assert pod["runAsNonRoot"] and pod["runAsUser"] == 65532, name
+        ids = {} if values.get("openshift") else dict.fromkeys(IDS, 65532)
+        assert pod["runAsNonRoot"] and {key: pod[key] for key in IDS & pod.keys()} == ids, name
         assert pod["seccompProfile"] == {"type": "RuntimeDefault"}, name
         assert spec["automountServiceAccountToken"] is (spec.get("serviceAccountName") is not None), name
         for container in spec["containers"] + spec.get("initContainers", []):
@@ -43,6 +46,31 @@ def test_every_container_is_restricted(values):
                 "capabilities": {"drop": ["ALL"]},
                 "seccompProfile": {"type": "RuntimeDefault"},
             }, f"{name}/{container['name']}"
+
+
+@helms
+@pytest.mark.parametrize(
+    "enabled,apis,is_openshift",
+    [
+        ("auto", [], False),
+        ("auto", ["security.openshift.io/v1"], True),
+        (True, [], True),
+        ("true", [], True),
+        (False, ["security.openshift.io/v1"], False),
+    ],
+)
+def test_openshift_assigns_ids_and_requires_delete_rights(program, enabled, apis, is_openshift):
+    flags = [flag for api in apis for flag in ["--api-versions", api]]
+    values = {"openshift": {"enabled": enabled}}
+    done = chart.helm(program, "template", "modelrelay", str(chart.CHART), "--kube-version", chart.KUBE_VERSION, *flags, values=values)
+    assert done.returncode == 0, done.stderr
+    objects = chart.load_all(done.stdout)
+    [pod] = [spec for name, spec in chart.pod_specs(objects) if name == "modelrelay-operator"]
+    assert not IDS & pod["securityContext"].keys() if is_openshift else IDS <= pod["securityContext"].keys()
+    defaults = yaml.safe_load(chart.one(objects, "ConfigMap", "-defaults")["data"]["defaults.yaml"])
+    assert {part.get("omitIds") for part in defaults.values()} == {True if is_openshift else None}
+    rules = [rule for role in chart.of_kind(objects, "ClusterRole") for rule in role["rules"]]
+    assert any("deployments" in rule["resources"] and "delete" in rule["verbs"] for rule in rules) == is_openshift
 
 
 @cases

@@ -83,10 +83,18 @@ app.kubernetes.io/component: demo
 {{- /* The requirements of the `restricted` Pod security level for Pods and containers, and more. */ -}}
 {{- define "modelrelay.podSecurityContext" -}}
 runAsNonRoot: true
+{{- if not (include "modelrelay.openshift" .) }}
 runAsUser: 65532
 runAsGroup: 65532
 fsGroup: 65532
+{{- end }}
 seccompProfile: {type: RuntimeDefault}
+{{- end }}
+
+{{- /* "true" if the cluster is OpenShift, which assigns user and group ids, and rejects Pods that request others. */ -}}
+{{- define "modelrelay.openshift" -}}
+{{- $enabled := toString .Values.openshift.enabled -}}
+{{ if or (eq $enabled "true") (and (eq $enabled "auto") (.Capabilities.APIVersions.Has "security.openshift.io/v1")) }}true{{ end }}
 {{- end }}
 
 {{- define "modelrelay.securityContext" -}}
@@ -114,6 +122,9 @@ seccompProfile: {type: RuntimeDefault}
   {{- if $value }}
   {{ $key }}: {{ toJson $value }}
   {{- end }}
+  {{- end }}
+  {{- if include "modelrelay.openshift" $ }}
+  omitIds: true
   {{- end }}
   {{- if and (eq $program "relay") (include "modelrelay.workerTokens" $) }}
   tokenReviewBinding: {{ include "modelrelay.clusterName" $ }}-token-reviews

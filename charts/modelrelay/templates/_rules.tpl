@@ -1,7 +1,7 @@
 {{- /* The operator's rights in the namespaces of its Providers and WorkerPools, for both the ClusterRole and the Roles. */ -}}
 {{- define "modelrelay.rules" -}}
 {{- /* Required for setting owner references, and used for nothing else. */ -}}
-{{- $delete := ternary ", delete" "" .Values.rbac.ownerReferences -}}
+{{- $delete := ternary ", delete" "" (or .Values.rbac.ownerReferences (eq (include "modelrelay.openshift" .) "true")) -}}
 # The resources that users write: reads them, and annotates them when they have been handled.
 - apiGroups: [modelrelay.io]
   resources: [providers, workerpools]
@@ -30,6 +30,10 @@
   resources: [deployments/scale]
   verbs: [get, patch]
 {{- end }}
+# Reads whether the cluster assigns user ids to the Pods of a namespace (OpenShift).
+- apiGroups: [""]
+  resources: [namespaces]
+  verbs: [get]
 # Counts Pods, annotates them so that the kubelet updates configuration at once and the idlest Pod is deleted first, and deletes
 # gated Pods.
 - apiGroups: [""]

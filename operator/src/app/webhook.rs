@@ -45,6 +45,7 @@ impl WebhookServer {
         let router = inject::router(inject::Webhook {
             client: context.client.clone(),
             defaults: Arc::new(context.defaults.worker.clone()),
+            namespaces: context.namespaces.clone(),
             observe: Arc::new(move |result| observer.metrics.injections.with_label_values(&[result]).inc()),
         });
         let served =

@@ -191,6 +191,7 @@ async fn reconcile_pool(pool: &WorkerPool, shared: &PoolContext) -> Result<Actio
     if pool.metadata.deletion_timestamp.is_some() {
         return Ok(Action::await_change());
     }
+    shared.ctx.namespaces.assigns_ids(pool.metadata.namespace.as_deref().unwrap_or_default()).await;
     let pods = fetch::pods(&shared.caches, pool);
     let (image, hash) = worker_now(shared, pool);
     let (namespace, name) = memory::key(pool);
@@ -328,7 +329,8 @@ fn next_reconcile(pool: &WorkerPool, counts: &PodCounts, numbers_later: Option<D
 
 /// Returns image and hash of the worker that a Pod would get now.
 fn worker_now(shared: &PoolContext, pool: &WorkerPool) -> (String, String) {
-    let inputs = SidecarInputs { pool, defaults: &shared.ctx.defaults.worker, drain_token: "" };
+    let defaults = shared.ctx.worker_defaults(pool.metadata.namespace.as_deref().unwrap_or_default());
+    let inputs = SidecarInputs { pool, defaults: &defaults, drain_token: "" };
     let container = sidecar::container(&inputs, false);
     let image = container.get("image").and_then(serde_json::Value::as_str).unwrap_or_default().to_owned();
     (image, sidecar::hash(&inputs))

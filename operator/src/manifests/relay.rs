@@ -119,7 +119,7 @@ fn pod_spec(provider: &ValidatedProvider, defaults: &RelayDefaults, mounts_api_k
     set("automountServiceAccountToken", json!(false));
     set("enableServiceLinks", json!(false));
     set("terminationGracePeriodSeconds", json!(SHUTDOWN_GRACE_SECS + provider.drain_secs + EXIT_SECS));
-    set("securityContext", pod_security(&template.security_context));
+    set("securityContext", pod_security(&template.security_context, defaults.omit_ids));
     set("containers", json!([container(provider, defaults, mounts_api_keys)]));
     set("volumes", volumes(provider, mounts_api_keys));
     set("topologySpreadConstraints", spread(provider, defaults));
@@ -307,11 +307,13 @@ fn probe(relay: &Relay, path: &str, period: i32, failures: i32) -> Value {
 }
 
 /// Returns the restricted security context, overridden by the user's fields.
-fn pod_security(users: &RawObject) -> Value {
-    let mut context = json!({
-        "runAsNonRoot": true, "runAsUser": USER, "runAsGroup": USER, "fsGroup": USER,
-        "seccompProfile": {"type": "RuntimeDefault"},
-    });
+fn pod_security(users: &RawObject, omit_ids: bool) -> Value {
+    let mut context = json!({"runAsNonRoot": true, "seccompProfile": {"type": "RuntimeDefault"}});
+    if !omit_ids {
+        for id in ["runAsUser", "runAsGroup", "fsGroup"] {
+            context[id] = json!(USER);
+        }
+    }
     if let (Some(context), Some(users)) = (context.as_object_mut(), users.0.as_object()) {
         context.extend(users.clone());
     }

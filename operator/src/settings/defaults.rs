@@ -1,5 +1,6 @@
 //! Defaults for fields that Providers and WorkerPools omit, from the chart's values: `--defaults`.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -58,6 +59,9 @@ pub struct RelayDefaults {
     /// Peers that may connect to the admin port, in addition to the operator.
     #[serde(default)]
     pub metrics_from: Vec<Value>,
+    /// Omits user and group ids from Pods, because the cluster assigns them.
+    #[serde(default)]
+    pub omit_ids: bool,
     /// The ClusterRoleBinding of the accounts that may create TokenReviews. Without one, no relay may.
     #[serde(default)]
     pub token_review_binding: Option<String>,
@@ -84,6 +88,19 @@ pub struct WorkerDefaults {
     /// Text or JSON; JSON if absent.
     #[serde(default)]
     pub log_format: Option<LogFormat>,
+    /// Omits user and group ids from containers, because the cluster assigns them.
+    #[serde(default)]
+    pub omit_ids: bool,
+}
+
+impl WorkerDefaults {
+    /// Returns the defaults for a namespace in which the cluster does or does not assign ids.
+    pub fn for_namespace(&self, assigns_ids: bool) -> Cow<'_, Self> {
+        if self.omit_ids || !assigns_ids {
+            return Cow::Borrowed(self);
+        }
+        Cow::Owned(Self { omit_ids: true, ..self.clone() })
+    }
 }
 
 /// A reference by name, as in `imagePullSecrets`.

@@ -20,6 +20,7 @@ use tracing::{debug, info, warn};
 
 use crate::crd::WorkerPool;
 use crate::net::intake::{Intake, Refused};
+use crate::resources::namespaces::Namespaces;
 use crate::settings::defaults::WorkerDefaults;
 use decide::{Lookup, Question};
 use review::{AdmissionDecision, Review};
@@ -54,6 +55,8 @@ pub struct Webhook {
     pub client: Client,
     /// Defaults for fields that pools omit.
     pub defaults: Arc<WorkerDefaults>,
+    /// The namespaces in which the cluster assigns the ids of Pods.
+    pub namespaces: Arc<Namespaces>,
     /// Receives one of [`RESULTS`] for each response.
     pub observe: Arc<dyn Fn(&'static str) + Send + Sync>,
 }
@@ -128,12 +131,15 @@ async fn decide(webhook: &Webhook, review: &Review) -> Result<AdmissionDecision,
         Question::Pool(name) => name,
     };
     let namespace = review.namespace();
-    let lookup = if decide::may_exist(namespace, pool) {
-        lookup(&webhook.client, namespace, pool).await?
+    let (lookup, assigns_ids) = if decide::may_exist(namespace, pool) {
+        let (lookup, assigns_ids) =
+            tokio::join!(lookup(&webhook.client, namespace, pool), webhook.namespaces.assigns_ids(namespace));
+        (lookup?, assigns_ids)
     } else {
-        Lookup::Missing
+        (Lookup::Missing, false)
     };
-    Ok(decide::decide(review, pool, &lookup, &webhook.defaults, &token()))
+    let defaults = webhook.defaults.for_namespace(assigns_ids);
+    Ok(decide::decide(review, pool, &lookup, &defaults, &token()))
 }
 
 /// The reason that a pool's existence could not be determined.

@@ -54,10 +54,11 @@ pub(super) async fn advance(
         Ok(planned) => planned,
         Err(failure) => return ProviderOutcome { failure: Some(failure), ..kept },
     };
+    let defaults = ctx.relay_defaults(&valid.namespace).await;
     let desired = build(
         &valid,
         &RelayInputs {
-            defaults: &ctx.defaults.relay,
+            defaults: &defaults,
             operator: &ctx.place,
             plan: &plan,
             salt: &salt,

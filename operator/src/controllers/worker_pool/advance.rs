@@ -145,7 +145,8 @@ fn rendered(
     live: Option<&DynamicObject>,
 ) -> Result<Rendered, sidecar::Refusal> {
     let spare = shared.memory.with(pool, |entry| entry.drain_token.get_or_insert_with(random_token).clone());
-    render::render(workload, pool, &shared.ctx.defaults.worker, &fetch::live(live), &spare)
+    let defaults = shared.ctx.worker_defaults(pool.metadata.namespace.as_deref().unwrap_or_default());
+    render::render(workload, pool, &defaults, &fetch::live(live), &spare)
 }
 
 /// Applies the Deployment or DaemonSet and returns the resulting object.

@@ -81,7 +81,7 @@ pub fn container(inputs: &SidecarInputs<'_>, alone: bool) -> Value {
         "startupProbe": startup(spec),
         "readinessProbe": readiness(spec, alone),
         "volumeMounts": mounts(spec, alone),
-        "securityContext": restricted(),
+        "securityContext": restricted(inputs),
         "terminationMessagePolicy": "FallbackToLogsOnError",
     });
     if let Some(map) = container.as_object_mut() {
@@ -91,16 +91,19 @@ pub fn container(inputs: &SidecarInputs<'_>, alone: bool) -> Value {
 }
 
 /// Returns the security context that the Pod Security Standard `restricted` requires, and a little more.
-pub(super) fn restricted() -> Value {
-    json!({
+pub(super) fn restricted(inputs: &SidecarInputs<'_>) -> Value {
+    let mut context = json!({
         "runAsNonRoot": true,
-        "runAsUser": UID,
-        "runAsGroup": UID,
         "allowPrivilegeEscalation": false,
         "capabilities": {"drop": ["ALL"]},
         "readOnlyRootFilesystem": true,
         "seccompProfile": {"type": "RuntimeDefault"},
-    })
+    });
+    if !inputs.defaults.omit_ids {
+        context["runAsUser"] = json!(UID);
+        context["runAsGroup"] = json!(UID);
+    }
+    context
 }
 
 /// Returns an empty folder, mounted where the Pod's own ServiceAccount token would appear: a sidecar has no use for

@@ -108,7 +108,7 @@ fn bringer(engine: &Map<String, Value>, inputs: &SidecarInputs<'_>) -> Value {
         "image": container::image(inputs),
         "args": ["install", FOLDER],
         "volumeMounts": [{"name": BINARY_VOLUME, "mountPath": FOLDER}],
-        "securityContext": container::restricted(),
+        "securityContext": container::restricted(inputs),
         "terminationMessagePolicy": "FallbackToLogsOnError",
     });
     let Some(map) = bringer.as_object_mut() else { return bringer };

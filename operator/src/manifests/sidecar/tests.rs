@@ -67,6 +67,22 @@ fn snapshot(name: &str, value: &Value) {
 }
 
 #[test]
+fn sidecar_requests_no_ids_that_cluster_assigns() {
+    let defaults = defaults();
+    let context = |defaults: &WorkerDefaults| {
+        let (pool, mut pod) = (pool(&json!({})), vllm_pod());
+        add_to_pod(&mut pod, &SidecarInputs { pool: &pool, defaults, drain_token: TOKEN }).unwrap();
+        pod["spec"]["initContainers"][1]["securityContext"].clone()
+    };
+    let own = context(&defaults);
+    assert_eq!((&own["runAsUser"], &own["runAsGroup"]), (&json!(65532), &json!(65532)));
+    let assigned = context(&defaults.for_namespace(true));
+    assert_eq!((assigned.get("runAsUser"), assigned.get("runAsGroup")), (None, None), "{assigned}");
+    assert_eq!(assigned["runAsNonRoot"], true);
+    assert_eq!(context(&defaults.for_namespace(false)), own);
+}
+
+#[test]
 fn native_sidecar_follows_init_containers() {
     let (pod, notes) = added(vllm_pod(), &json!({}));
     assert_eq!(hooked(&pod), ["vllm"]);

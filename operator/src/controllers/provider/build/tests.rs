@@ -211,6 +211,22 @@ fn only_owned_objects_carry_instance_label() {
     assert_eq!(unowned, ["local-admin", "local-api-keys", "local-worker"]);
 }
 
+#[test]
+fn relay_requests_no_ids_that_cluster_assigns() {
+    let context = |relay: Value, omit_ids: bool| {
+        let desired = built(json!({"relay": relay}), &[], &steady(), &RelayDefaults { omit_ids, ..defaults() });
+        let deployment = desired.objects.iter().find(|object| object.value["kind"] == "Deployment").unwrap();
+        deployment.value["spec"]["template"]["spec"]["securityContext"].clone()
+    };
+    let ids = json!({"runAsUser": 65532, "runAsGroup": 65532, "fsGroup": 65532});
+    let mut restricted = json!({"runAsNonRoot": true, "seccompProfile": {"type": "RuntimeDefault"}});
+    assert_eq!(context(json!({}), true), restricted);
+    let own = json!({"podTemplate": {"securityContext": {"fsGroup": 7}}});
+    assert_eq!(context(own, true)["fsGroup"], 7);
+    restricted.as_object_mut().unwrap().extend(ids.as_object().unwrap().clone());
+    assert_eq!(context(json!({}), false), restricted);
+}
+
 /// Returns the peers that may connect to the admin port, or `None` for every address.
 fn admin_peers(metrics_from: &Value, defaults: &RelayDefaults, operator: &OperatorLocation) -> Option<Value> {
     let valid = validate(&provider(json!({"relay": {"networkPolicy": {"metricsFrom": metrics_from}}})), &[]).unwrap();

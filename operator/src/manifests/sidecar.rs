@@ -30,7 +30,7 @@ mod engine;
 mod refusal;
 
 pub use backend::{backend_engine, backend_port, backend_url};
-pub use container::{BACKEND_KEY_FILE, CONFIG_FILE, SECRET_FILE, container, volumes};
+pub use container::{BACKEND_KEY_FILE, CONFIG_FILE, SECRET_FILE, container, is_worker_setting, volumes};
 pub use engine::{run_in_engine, runs_in_engine};
 pub use refusal::{Note, Refusal};
 
@@ -78,6 +78,7 @@ pub fn add_to_pod(pod: &mut Value, inputs: &SidecarInputs<'_>) -> Result<Vec<Not
     let mut spec = take_object(root, "spec")?;
 
     check(&spec, inputs)?;
+    check_names(&spec)?;
     let mut worker = container(inputs, false);
     // If the Pod has resources at Pod level, the API server has already set its requests to the sum of its containers'
     // and would reject more. The worker then shares the Pod's resources, unless the pool sets others.
@@ -156,13 +157,15 @@ pub fn has_worker(pod: &Value) -> bool {
     worker(pod).is_some()
 }
 
-/// Returns the worker's container in a Pod or a template.
+/// Returns the worker's container in a Pod or a template. A container of that name whose settings the operator did not
+/// write is not a worker.
 pub fn worker(pod: &Value) -> Option<&Value> {
-    ["initContainers", "containers"]
-        .iter()
-        .filter_map(|list| pod.get("spec")?.get(list)?.as_array())
-        .flatten()
-        .find(|container| container.get("name").and_then(Value::as_str) == Some(WORKER_CONTAINER))
+    let lists = ["initContainers", "containers"];
+    lists.iter().filter_map(|list| pod.get("spec")?.get(list)?.as_array()).flatten().find(|container| {
+        let env = container.get("env").and_then(Value::as_array).into_iter().flatten();
+        let mut env = env.map(|variable| (backend::name(variable), variable.get("value").and_then(Value::as_str)));
+        backend::name(container) == WORKER_CONTAINER && env.any(|(name, value)| is_worker_setting(name, value))
+    })
 }
 
 /// Returns the drain token in a Pod or a template. It is read back from the live object, so that rendering it again
@@ -232,6 +235,16 @@ fn check(spec: &Map<String, Value>, inputs: &SidecarInputs<'_>) -> Result<(), Re
         let name = backend::name(volume);
         if container::VOLUMES.contains(&name) {
             return Err(Refusal::VolumeTaken { name: name.to_owned() });
+        }
+    }
+    Ok(())
+}
+
+/// Rejects a Pod with a container that has the worker's name.
+fn check_names(spec: &Map<String, Value>) -> Result<(), Refusal> {
+    for list in ["initContainers", "containers"] {
+        if items(spec, list)?.iter().any(|container| backend::name(container) == WORKER_CONTAINER) {
+            return Err(Refusal::ContainerTaken { list });
         }
     }
     Ok(())

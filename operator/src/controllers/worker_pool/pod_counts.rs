@@ -115,14 +115,15 @@ fn count(counts: &mut PodCounts, pod: &Pod, measure: Measure<'_>) {
     }
 }
 
-/// Returns the image of the Pod's worker, identified by its container, because an annotation could be arbitrary.
+/// Returns the image of the Pod's worker, identified by its container, because an annotation could be arbitrary. The
+/// name alone could be that of another program.
 fn worker_image(pod: &Pod) -> Option<&str> {
     let spec = pod.spec.as_ref()?;
-    let worker = spec
-        .containers
-        .iter()
-        .chain(spec.init_containers.iter().flatten())
-        .find(|container| container.name == names::WORKER_CONTAINER)?;
+    let worker = spec.containers.iter().chain(spec.init_containers.iter().flatten()).find(|container| {
+        let mut env = container.env.iter().flatten();
+        container.name == names::WORKER_CONTAINER
+            && env.any(|variable| sidecar::is_worker_setting(&variable.name, variable.value.as_deref()))
+    })?;
     Some(worker.image.as_deref().unwrap_or_default())
 }
 
@@ -191,6 +192,10 @@ mod tests {
 
     use super::*;
 
+    fn worker_setting() -> Value {
+        json!({"name": "WORKER_CONFIG", "value": sidecar::CONFIG_FILE})
+    }
+
     fn pod(name: &str, change: &Value) -> Pod {
         let mut pod = json!({
             "metadata": {
@@ -199,7 +204,9 @@ mod tests {
             },
             "spec": {
                 "containers": [{"name": "vllm"}],
-                "initContainers": [{"name": "modelrelay-worker", "image": "worker:1", "restartPolicy": "Always"}],
+                "initContainers": [{
+                    "name": "modelrelay-worker", "image": "worker:1", "restartPolicy": "Always", "env": [worker_setting()],
+                }],
             },
         });
         json_patch::merge(&mut pod, change);
@@ -220,9 +227,16 @@ mod tests {
     #[test]
     fn worker_is_recognized_by_its_container() {
         let lacking = json!({"spec": {"initContainers": null}, "metadata": {"annotations": {"injected": "true"}}});
-        let plain = json!({"spec": {"initContainers": null, "containers": [{"name": "modelrelay-worker", "image": "worker:1"}]}});
-        let counts = counted(&[pod("z", &lacking), pod("b", &lacking), pod("c", &plain), pod("d", &json!({}))]);
+        let plain = |env: Value| {
+            let worker = json!([{"name": "modelrelay-worker", "image": "worker:1", "env": env}]);
+            pod("c", &json!({"spec": {"initContainers": null, "containers": worker}}))
+        };
+        let counts =
+            counted(&[pod("z", &lacking), pod("b", &lacking), plain(json!([worker_setting()])), pod("d", &json!({}))]);
         assert_eq!((counts.pods, counts.injected, counts.not_injected), (4, 2, vec!["b".to_owned(), "z".to_owned()]));
+        // Another program of the same name is no worker.
+        let counts = counted(&[plain(json!([])), plain(json!([{"name": "WORKER_CONFIG", "value": "/w.yaml"}]))]);
+        assert_eq!((counts.injected, counts.outdated, counts.not_injected), (0, 0, vec!["c".to_owned(); 2]));
     }
 
     #[test]
@@ -235,7 +249,7 @@ mod tests {
     #[test]
     fn worker_of_other_hash_or_image_is_outdated() {
         let of = |annotations: Value, image: &str| {
-            let worker = json!([{"name": "modelrelay-worker", "image": image}]);
+            let worker = json!([{"name": "modelrelay-worker", "image": image, "env": [worker_setting()]}]);
             counted(&[pod("a", &json!({"metadata": {"annotations": annotations}, "spec": {"initContainers": worker}}))])
         };
         let hash = |hash: &str| json!({"modelrelay.io/worker-hash": hash});

@@ -386,7 +386,9 @@ async fn backend_is_silent_if_its_own_worker_idles() {
         let condition = json!({"type": "Ready", "status": "False", "lastTransitionTime": "2026-01-01T00:00:00Z"});
         let pod = json!({
             "metadata": {"name": pod, "namespace": "llm", "labels": {"modelrelay.io/pool": "llama"}},
-            "spec": {"containers": [{"name": "modelrelay-worker"}]},
+            "spec": {"containers": [{
+                "name": "modelrelay-worker", "env": [{"name": "WORKER_CONFIG", "value": sidecar::CONFIG_FILE}],
+            }]},
             "status": {"conditions": [condition]},
         });
         scene.pods.apply_watcher_event(&watcher::Event::Apply(serde_json::from_value(pod).unwrap()));

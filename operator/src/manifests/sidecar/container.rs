@@ -9,6 +9,8 @@ use crate::resources::names;
 
 /// The path of the worker's configuration.
 pub const CONFIG_FILE: &str = "/etc/modelrelay/config/worker.yaml";
+/// The variable with that path.
+const CONFIG_ENV: &str = "WORKER_CONFIG";
 /// The path of the secret with which the worker authenticates to the Provider's relays.
 pub const SECRET_FILE: &str = "/etc/modelrelay/secret/worker-secret";
 /// The path of the token that replaces that secret.
@@ -68,6 +70,11 @@ const RESERVED_ENV: [(&str, &str); 21] = [
     ("WORKER_SECRET_FILE", "spec.provider"),
     ("WORKER_TOKEN_FILE", "spec.credential"),
 ];
+
+/// True for the variable that only the operator sets, which distinguishes its worker from any other container.
+pub fn is_worker_setting(name: &str, value: Option<&str>) -> bool {
+    name == CONFIG_ENV && value == Some(CONFIG_FILE)
+}
 
 /// Returns the worker's container. With `alone`, it is the Pod's only container and not a sidecar.
 pub fn container(inputs: &SidecarInputs<'_>, alone: bool) -> Value {
@@ -184,7 +191,7 @@ pub(super) fn image(inputs: &SidecarInputs<'_>) -> String {
 pub(super) fn env(inputs: &SidecarInputs<'_>, alone: bool) -> Vec<Value> {
     let spec = inputs.spec();
     let mut env = vec![
-        json!({"name": "WORKER_CONFIG", "value": CONFIG_FILE}),
+        json!({"name": CONFIG_ENV, "value": CONFIG_FILE}),
         json!({"name": "WORKER_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}),
         json!({"name": "DRAIN_TOKEN", "value": inputs.drain_token}),
         // The kubelet's probes and preStop hooks use the Pod's address.

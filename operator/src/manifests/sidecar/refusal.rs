@@ -96,6 +96,15 @@ pub enum Refusal {
         /// The name.
         name: String,
     },
+    /// A container has the worker's name.
+    #[error(
+        "spec.{list} has a container named modelrelay-worker, which is the name of the worker that the operator adds: \
+         rename that container, or set the label modelrelay.io/pool to none if it is a worker with its own settings"
+    )]
+    ContainerTaken {
+        /// `containers` or `initContainers`.
+        list: &'static str,
+    },
     /// A variable is set that a field determines.
     #[error("{place} sets {name}, which is derived from {source_field}: remove it")]
     ReservedEnv {

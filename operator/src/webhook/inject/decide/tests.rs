@@ -65,8 +65,9 @@ fn only_labelled_pod_without_worker_is_examined() {
     assert_eq!(settled(&labelled("llama")), None);
     assert_eq!(settled(&json!({"metadata": {}, "spec": {}})), Some("no pool label"));
     assert_eq!(settled(&labelled("none")), Some("opted out"));
-    let mut pod = labelled("llama");
-    pod["spec"]["containers"][0]["name"] = json!("modelrelay-worker");
+    let AdmissionDecision::Injected { pod, .. } = decided(&labelled("llama"), &found(&json!({}))) else {
+        panic!("not injected")
+    };
     assert_eq!(settled(&pod), Some("already has a worker"));
     let mut pod = labelled("llama");
     pod["metadata"]["annotations"] = json!({"kubernetes.io/config.mirror": "hash"});
@@ -111,6 +112,21 @@ fn incompatible_pod_is_refused_with_pool_name() {
     pod["spec"]["hostNetwork"] = json!(true);
     let AdmissionDecision::Refused(message) = decided(&pod, &found(&json!({}))) else { panic!("not refused") };
     assert!(message.starts_with("WorkerPool llama: the Pod uses hostNetwork"), "{message}");
+}
+
+#[test]
+fn container_with_name_of_worker_is_refused() {
+    for (list, field) in [("containers", "spec.containers"), ("initContainers", "spec.initContainers")] {
+        let mut pod = labelled("llama");
+        let other = json!({"name": "modelrelay-worker", "image": "other", "env": [{"name": "A", "value": "b"}]});
+        pod["spec"][list] = json!([{"name": "vllm", "image": "vllm"}, other]);
+        pod["spec"]["containers"][0] = json!({"name": pod["spec"]["containers"][0]["name"], "image": "vllm"});
+        // The annotation is not what makes it a worker.
+        pod["metadata"]["annotations"] = json!({"modelrelay.io/worker-hash": "f00d"});
+        let AdmissionDecision::Refused(message) = decided(&pod, &found(&json!({}))) else { panic!("not refused") };
+        let start = format!("WorkerPool llama: {field} has a container named modelrelay-worker");
+        assert!(message.starts_with(&start) && message.contains("rename that container"), "{message}");
+    }
 }
 
 #[test]

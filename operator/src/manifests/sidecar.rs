@@ -32,7 +32,7 @@ mod refusal;
 pub use backend::{backend_engine, backend_port, backend_url};
 pub use container::{BACKEND_KEY_FILE, CONFIG_FILE, SECRET_FILE, container, is_worker_setting, volumes};
 pub use engine::{run_in_engine, runs_in_engine};
-pub use refusal::{Note, Refusal};
+pub use refusal::{NODE_NAMES, Note, Refusal};
 
 /// The header in which a preStop hook sends the drain token.
 pub const DRAIN_TOKEN_HEADER: &str = "x-modelrelay-drain-token";
@@ -87,6 +87,7 @@ pub fn add_to_pod(pod: &mut Value, inputs: &SidecarInputs<'_>) -> Result<Vec<Not
         worker.as_object_mut().map(|worker| worker.remove("resources"));
     }
     let mut notes = backend::add_hooks(&mut spec, &metadata, inputs)?;
+    notes.extend(names_note(&spec));
     // The kubelet starts all hooks of a Pod at once, including the worker's. If a backend has its own preStop hook, the
     // worker accepts no new requests from that moment, and running requests have as long as the backend's hook takes.
     if notes.iter().any(|note| matches!(note, Note::HasPreStop { .. }))
@@ -238,6 +239,20 @@ fn check(spec: &Map<String, Value>, inputs: &SidecarInputs<'_>) -> Result<(), Re
         }
     }
     Ok(())
+}
+
+/// True if a Pod resolves names as its node does. ClusterFirst, the default, means that under hostNetwork.
+pub fn uses_node_names(host_network: bool, dns_policy: Option<&str>) -> bool {
+    match dns_policy {
+        Some("Default") => true,
+        Some("ClusterFirst") | None => host_network,
+        Some(_) => false,
+    }
+}
+
+fn names_note(spec: &Map<String, Value>) -> Option<Note> {
+    let host_network = spec.get("hostNetwork").and_then(Value::as_bool) == Some(true);
+    uses_node_names(host_network, spec.get("dnsPolicy").and_then(Value::as_str)).then_some(Note::NodeNames)
 }
 
 /// Rejects a Pod with a container that has the worker's name.

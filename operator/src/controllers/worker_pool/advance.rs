@@ -175,7 +175,7 @@ async fn ensure_workload(
     if ensured.applied && rendered.is_new {
         for note in &rendered.notes {
             let about = pool.object_ref(&());
-            shared.ctx.publish(&about, EventType::Warning, "BackendMayStopEarly", "Render", note.to_string()).await;
+            shared.ctx.publish(&about, EventType::Warning, note.event_reason(), "Render", note.to_string()).await;
         }
     }
     if workload == Workload::Backend && pool.spec.replicas.is_none() {

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{Pod, PodCondition};
+use k8s_openapi::api::core::v1::{Pod, PodCondition, PodSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
@@ -27,6 +27,8 @@ pub struct PodCounts {
     pub silent_in: Option<Duration>,
     /// Pods with a worker.
     pub injected: i32,
+    /// Those whose worker cannot resolve the name of the relay's Service.
+    pub node_names: i32,
     /// Those whose worker differs from the one that they would get now.
     pub outdated: i32,
     /// Sorted names of Pods that lack the worker and should have it.
@@ -106,6 +108,7 @@ fn count(counts: &mut PodCounts, pod: &Pod, measure: Measure<'_>) {
     match worker_image(pod) {
         Some(used) => {
             counts.injected += 1;
+            counts.node_names += i32::from(uses_node_names(pod));
             // By the hash if there is one: another webhook may have rewritten the image since.
             let same = worker_hash(pod).map_or(used == measure.image, |hash| hash == measure.hash);
             counts.outdated += i32::from(!same);
@@ -125,6 +128,11 @@ fn worker_image(pod: &Pod) -> Option<&str> {
             && env.any(|variable| sidecar::is_worker_setting(&variable.name, variable.value.as_deref()))
     })?;
     Some(worker.image.as_deref().unwrap_or_default())
+}
+
+fn uses_node_names(pod: &Pod) -> bool {
+    let policy = |spec: &PodSpec| sidecar::uses_node_names(spec.host_network == Some(true), spec.dns_policy.as_deref());
+    pod.spec.as_ref().is_some_and(policy)
 }
 
 fn worker_hash(pod: &Pod) -> Option<&str> {
@@ -302,6 +310,17 @@ mod tests {
         assert_eq!(silence(&[waits("late", 0, 1), waits("loading", 0, 500), waits("idle", 0, 450)]), (1, Some(50)));
         assert_eq!(silence(&[waits("no-worker-of-it-is-idle", 0, 0), pod("idle", &json!({}))]), (0, None));
         assert_eq!(silence(&[pod("idle", &ready_since(0))]), (0, None));
+    }
+
+    #[test]
+    fn workers_with_names_of_node_are_counted() {
+        let spec = |spec: Value| counted(&[pod("a", &json!({"spec": spec}))]).node_names;
+        assert_eq!(spec(json!({"hostNetwork": true, "dnsPolicy": "ClusterFirst"})), 1);
+        assert_eq!(spec(json!({"hostNetwork": true})), 1);
+        assert_eq!(spec(json!({"dnsPolicy": "Default"})), 1);
+        assert_eq!(spec(json!({"hostNetwork": true, "dnsPolicy": "ClusterFirstWithHostNet"})), 0);
+        assert_eq!(spec(json!({"hostNetwork": true, "dnsPolicy": "None"})), 0);
+        assert_eq!(spec(json!({"dnsPolicy": "ClusterFirst"})), 0);
     }
 
     #[test]

@@ -15,6 +15,7 @@ use super::rollout::Rollout;
 use super::writers::ReplicaOwner;
 use crate::crd::WorkerPool;
 use crate::crd::worker_pool::{Mode, WorkerPoolStatus};
+use crate::manifests::sidecar;
 use crate::plural;
 use crate::relays::state::RelaySnapshot;
 use crate::resources::conditions::{self, READY, RECONCILING, STALLED, Status, Wanted};
@@ -357,14 +358,16 @@ fn not_serving(facts: &PoolFacts<'_>, idle: i32) -> ConditionState {
             _ => ConditionState::new(false, Reason::BackendsNotAnswering, message),
         };
     }
+    // Unlike most reasons, this one is known without the worker's log.
+    let cause = (counts.node_names > 0).then_some(sidecar::NODE_NAMES);
     if counts.settled > 0 {
-        let message = format!(
-            "{ready}, and no worker is connected to Provider {provider}: see the log of container {}",
-            names::WORKER_CONTAINER
-        );
+        let log = format!("see the log of container {}", names::WORKER_CONTAINER);
+        let cause = cause.unwrap_or(&log);
+        let message = format!("{ready}, and no worker is connected to Provider {provider}: {cause}");
         return ConditionState::new(false, Reason::NotConnected, message);
     }
-    ConditionState::new(false, Reason::WaitingForWorkers, format!("{ready}, and no worker has registered yet"))
+    let cause = cause.map(|cause| format!(": {cause}")).unwrap_or_default();
+    ConditionState::new(false, Reason::WaitingForWorkers, format!("{ready}, and no worker has registered yet{cause}"))
 }
 
 fn reconciling(facts: &PoolFacts<'_>, ready: &ConditionState) -> ConditionState {

@@ -13,7 +13,7 @@ use super::container::{self, BINARY_VOLUME};
 use super::{DEFAULT_GRACE_SECS, sidecar_port};
 use super::{
     Note, Refusal, SidecarInputs, add_pull_secrets, annotate, array, as_object, backend, check, grace_seconds,
-    take_object,
+    names_note, take_object,
 };
 use crate::crd::WorkerPoolSpec;
 use crate::crd::worker_pool::Mode;
@@ -41,7 +41,8 @@ pub fn run_in_engine(pod: &mut Value, inputs: &SidecarInputs<'_>) -> Result<Vec<
     let mut spec = take_object(root, "spec")?;
 
     check(&spec, inputs)?;
-    let notes = backend::add_hooks(&mut spec, &metadata, inputs)?;
+    let mut notes = backend::add_hooks(&mut spec, &metadata, inputs)?;
+    notes.extend(names_note(&spec));
     let engine = array(&mut spec, "containers")?
         .iter_mut()
         .filter_map(Value::as_object_mut)

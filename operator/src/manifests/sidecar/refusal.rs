@@ -18,7 +18,25 @@ pub enum Note {
     NeverCompletes,
     /// The Pod was Guaranteed, and with this worker it is not.
     LosesGuaranteed,
+    /// The Pod resolves names as its node does, and the node does not know the relay's Service.
+    NodeNames,
 }
+
+impl Note {
+    /// Returns the reason of the Event about it.
+    pub fn event_reason(&self) -> &'static str {
+        match self {
+            Self::NodeNames => "RelayNameUnresolvable",
+            Self::HasPreStop { .. } | Self::NoSlotContainer | Self::NeverCompletes | Self::LosesGuaranteed => {
+                "BackendMayStopEarly"
+            }
+        }
+    }
+}
+
+/// The change that lets a Pod resolve the relay's Service.
+pub const NODE_NAMES: &str = "with hostNetwork and dnsPolicy ClusterFirst, or with dnsPolicy Default, a worker cannot \
+                              resolve the name of the relay's Service: set dnsPolicy: ClusterFirstWithHostNet";
 
 impl fmt::Display for Note {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -36,6 +54,7 @@ impl fmt::Display for Note {
                 "with injectMode Container, a Pod with restartPolicy Never or OnFailure never completes, because the \
                  worker keeps running: use NativeSidecar",
             ),
+            Self::NodeNames => f.write_str(NODE_NAMES),
             Self::LosesGuaranteed => f.write_str(
                 "the Pod loses the QoS class Guaranteed, which CPU pinning requires: set equal requests and limits of cpu \
                  and memory in spec.sidecar.resources of the pool",

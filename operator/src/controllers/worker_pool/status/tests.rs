@@ -336,3 +336,15 @@ fn only_own_workers_of_reporting_relays_are_known() {
     let models = ["llama".to_owned()].into();
     assert_eq!(Workers::of("llama", Some(&snapshot)), Workers::Known { connected: 2, serving: 1, idle: 0, models });
 }
+
+#[test]
+fn unresolvable_relay_is_named_as_cause() {
+    let none = Workers::Known { connected: 0, serving: 0, idle: 0, models: BTreeSet::new() };
+    for (settled, reason) in [(0, Reason::WaitingForWorkers), (2, Reason::NotConnected)] {
+        let counts = PodCounts { settled, node_names: 2, ..counts(2) };
+        let status = Case { counts, workers: none.clone(), ..Case::default() }.status();
+        let ready = &status.conditions[0];
+        assert_eq!(ready.reason, reason.as_str());
+        assert!(ready.message.contains("ClusterFirstWithHostNet"), "{}", ready.message);
+    }
+}

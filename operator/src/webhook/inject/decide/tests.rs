@@ -107,6 +107,23 @@ fn labelled_pod_gets_worker_and_warnings() {
 }
 
 #[test]
+fn host_network_with_node_names_is_warned_about() {
+    let warnings = |policy: Option<&str>| {
+        let mut pod = labelled("llama");
+        pod["spec"]["hostNetwork"] = json!(true);
+        policy.inspect(|policy| pod["spec"]["dnsPolicy"] = json!(policy));
+        let pool = found(&json!({"sidecar": {"port": 18000}}));
+        let AdmissionDecision::Injected { warnings, .. } = decided(&pod, &pool) else { panic!("not injected") };
+        warnings
+    };
+    for policy in [None, Some("ClusterFirst")] {
+        let warnings = warnings(policy);
+        assert!(warnings[0].contains("ClusterFirstWithHostNet") && warnings[0].len() < 256, "{warnings:?}");
+    }
+    assert_eq!(warnings(Some("ClusterFirstWithHostNet")), [""; 0]);
+}
+
+#[test]
 fn incompatible_pod_is_refused_with_pool_name() {
     let mut pod = labelled("llama");
     pod["spec"]["hostNetwork"] = json!(true);

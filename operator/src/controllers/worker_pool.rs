@@ -284,6 +284,7 @@ async fn report(
         previous: &previous,
         stall: outcome.stall.clone(),
         provider: fetched.provider,
+        provider_problem: fetch::provider_problem(&shared.caches, pool),
         counts,
         not_created: fetched.not_created.clone(),
         workers,

@@ -19,6 +19,7 @@ use crate::crd::WorkerPool;
 use crate::manifests::backend::RENDERED_ANNOTATION;
 use crate::manifests::worker_config::RelayTransport;
 use crate::relays::tls;
+use crate::resources::conditions::READY;
 use crate::resources::names;
 use crate::spec::workload::Workload;
 
@@ -105,6 +106,18 @@ pub fn provider(caches: &Caches, pool: &WorkerPool) -> ProviderState {
         Some(_) => ProviderState::Disabled,
         None => ProviderState::Missing,
     }
+}
+
+/// Returns why the Provider is not ready, shortened: it may be the reason that there are no relays.
+pub fn provider_problem(caches: &Caches, pool: &WorkerPool) -> Option<String> {
+    const SHOWN_CHARS: usize = 300;
+    let name = ObjectRef::new(&pool.spec.provider).within(&pool.namespace().unwrap_or_default());
+    let provider = caches.providers.get(&name)?;
+    let conditions = &provider.status.as_ref()?.conditions;
+    let ready = conditions.iter().find(|condition| condition.type_ == READY && condition.status == "False")?;
+    let shown: String = ready.message.chars().take(SHOWN_CHARS).collect();
+    let more = if shown.len() < ready.message.len() { "…" } else { "" };
+    Some(format!("{}: {shown}{more}", ready.reason))
 }
 
 /// Returns the reason that another owner's Deployment, whose Pods would carry the pool's label, cannot create them.

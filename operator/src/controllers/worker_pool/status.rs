@@ -39,6 +39,8 @@ pub struct PoolFacts<'a> {
     pub stall: Option<(Reason, String)>,
     /// Its Provider.
     pub provider: ProviderState,
+    /// The reason that its Provider is not ready.
+    pub provider_problem: Option<String>,
     /// Its Pods.
     pub counts: &'a PodCounts,
     /// The reason that another owner's Deployment cannot create its Pods.
@@ -271,13 +273,15 @@ fn ready(facts: &PoolFacts<'_>) -> ConditionState {
         };
         return ConditionState::new(true, Reason::ScaledToZero, message);
     }
+    let problem = facts.provider_problem.as_ref();
+    let problem = problem.map(|problem| format!("; the Provider is not ready: {problem}")).unwrap_or_default();
     match &facts.workers {
         Workers::Unknown => as_before(facts).unwrap_or_else(|| {
-            let message = format!("no relay of Provider {provider} has been polled yet");
+            let message = format!("no relay of Provider {provider} has been polled yet{problem}");
             ConditionState::new(Status::Unknown, Reason::RelaysUnknown, message)
         }),
         Workers::Silent => {
-            let message = format!("no relay of Provider {provider} responds");
+            let message = format!("no relay of Provider {provider} responds{problem}");
             ConditionState::new(Status::Unknown, Reason::RelaysUnreachable, message)
         }
         Workers::Known { serving, .. } if *serving > 0 => match quarantined(facts, *serving) {

@@ -398,6 +398,23 @@ async fn backend_is_silent_if_its_own_worker_idles() {
 }
 
 #[tokio::test]
+async fn pool_without_relays_shows_problem_of_provider() {
+    let mut scene = Scene::new(&json!({"template": null, "replicas": null}));
+    let mut refused = serde_json::to_value(provider()).unwrap();
+    let why = format!("Deployment local-relay was refused: exceeded quota{}", ", and so on".repeat(100));
+    refused["status"] = json!({"conditions": [{
+        "type": "Ready", "status": "False", "reason": "Forbidden", "message": why,
+        "lastTransitionTime": "2026-01-01T00:00:00Z",
+    }]});
+    scene.providers.apply_watcher_event(&watcher::Event::Apply(serde_json::from_value(refused).unwrap()));
+    scene.reconcile().await.unwrap();
+    let message = scene.pool().status.clone().unwrap().conditions[0].message.clone();
+    let start = "no relay of Provider local has been polled yet; the Provider is not ready: Forbidden: Deployment \
+                 local-relay was refused: exceeded quota";
+    assert!(message.starts_with(start) && message.ends_with('…') && message.chars().count() < 400, "{message}");
+}
+
+#[tokio::test]
 async fn deleting_pool_is_not_rebuilt() {
     let scene = Scene::new(&json!({}));
     scene.server.lock().unwrap().objects.get_mut(POOL).unwrap()["metadata"]["deletionTimestamp"] =

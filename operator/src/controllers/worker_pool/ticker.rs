@@ -118,8 +118,9 @@ fn fingerprint(shared: &PoolContext, pool: &WorkerPool, snapshot: Option<&RelayS
     format!("{provider:?}").hash(&mut hasher);
     fetch::tls_secret(&shared.caches, pool).hash(&mut hasher);
     match Workers::of(&pool.name_any(), snapshot) {
-        Workers::Unknown => 0_u8.hash(&mut hasher),
-        Workers::Silent => 1_u8.hash(&mut hasher),
+        // Only then does the pool show the Provider's problem.
+        Workers::Unknown => (0_u8, fetch::provider_problem(&shared.caches, pool)).hash(&mut hasher),
+        Workers::Silent => (1_u8, fetch::provider_problem(&shared.caches, pool)).hash(&mut hasher),
         Workers::Known { connected, serving, idle, models } => {
             (2_u8, connected, serving, idle, models).hash(&mut hasher);
         }

@@ -10,12 +10,14 @@ use libfuzzer_sys::fuzz_target;
 use modelrelay_protocol::headers::response_pairs;
 use modelrelay_protocol::paths::backend_path;
 use modelrelay_protocol::secret::Secret;
-use modelrelay_relay::clients::inference::backend_headers;
+use modelrelay_relay::clients::backend_headers::{OwnCredentials, backend_headers};
 use modelrelay_worker::backend::Backend;
 use modelrelay_worker::settings::{BackendSettings, Engine};
 use url::Url;
 
 const ADMIN_TOKEN: &str = "admin-0123456789";
+/// Of a tenant: its payload is `{"aud":"modelrelay-clients"}`.
+const TENANT_TOKEN: &str = "eyJhIjoxfQ.eyJhdWQiOiJtb2RlbHJlbGF5LWNsaWVudHMifQ.c2ln";
 const BACKEND_KEY: &str = "backend-0123456789";
 const BASES: [&str; 4] =
     ["http://127.0.0.1:9", "https://gpu.example:8443/base/", "http://[::1]:9/a%20b/c", "http://h/v1/v1"];
@@ -113,11 +115,12 @@ const ALLOWED: [&str; 18] = [
 fuzz_target!(|text: &str| {
     let Some(input) = Input::parse(text) else { return };
     let backend = &BACKENDS[input.backend % BACKENDS.len()];
-    let forwarded = backend_headers(&header_map(&input.client), Some(&Secret::new(ADMIN_TOKEN)), &[]);
+    let own = OwnCredentials { admin_token: Some(&Secret::new(ADMIN_TOKEN)), client_audience: "modelrelay-clients" };
+    let forwarded = backend_headers(&header_map(&input.client), &own, &[]);
     for (name, value) in &forwarded {
         check_header(name, value);
-        let has_token = value.split([' ', '\t', ',']).any(|word| word == ADMIN_TOKEN);
-        assert!(!is_credential(name) || !has_token, "the admin's token leaves the relay");
+        let has_token = value.split([' ', '\t', ',']).any(|word| [ADMIN_TOKEN, TENANT_TOKEN].contains(&word));
+        assert!(!is_credential(name) || !has_token, "a token for the relay leaves it");
     }
     request(backend, &input, forwarded.iter().map(|(name, value)| (name.as_str(), value.as_str())));
     request(backend, &input, input.wire.iter().map(|(name, value)| (name.as_str(), value.as_str())));

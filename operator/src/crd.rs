@@ -13,6 +13,7 @@ pub mod placement;
 pub mod provider;
 pub mod reference;
 pub mod schema;
+pub mod tenants;
 #[allow(unreachable_pub, reason = "the derive macro repeats the type inside a function")]
 pub mod worker_pool;
 
@@ -64,6 +65,7 @@ mod tests {
             Some("object") => object(schema, optional),
             Some("array") => json!([sample(&schema["items"], optional)]),
             Some("integer") => schema.get("maximum").map_or(json!(1), |most| json!(most.as_f64().unwrap() as i64)),
+            Some("number") => json!(1),
             Some("boolean") => json!(true),
             Some("string") if schema["format"] == "date-time" => json!("2026-01-01T00:00:00Z"),
             Some("string") => json!("1"),

@@ -22,6 +22,10 @@ pub enum ErrorKind {
     RequestTooLarge,
     /// No API key, or one that is not valid.
     InvalidApiKey,
+    /// The ServiceAccount of a valid token belongs to no tenant.
+    UnknownTenant,
+    /// The cluster cannot review the ServiceAccount token now.
+    TokenUnverified,
     /// The key may not use this provider or model.
     ModelForbidden,
     /// The key has as many requests in flight as it may.
@@ -129,6 +133,8 @@ impl ErrorKind {
             Self::MissingModel => row(400, "invalid_request_error", "missing_model", "invalid_request_error"),
             Self::RequestTooLarge => row(413, "invalid_request_error", "request_too_large", "request_too_large"),
             Self::InvalidApiKey => row(401, "authentication_error", "invalid_api_key", "authentication_error"),
+            Self::UnknownTenant => row(403, "permission_error", "unknown_tenant", "permission_error"),
+            Self::TokenUnverified => row(503, "service_unavailable_error", "token_unverified", "overloaded_error").after(1),
             Self::ModelForbidden => row(403, "permission_error", "model_forbidden", "permission_error"),
             Self::KeyLimit => row(429, "rate_limit_error", "key_limit", "rate_limit_error").after(1),
             Self::TokenLimit => row(429, "rate_limit_error", "token_limit", "rate_limit_error").after(1),

@@ -10,6 +10,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
+use arc_swap::ArcSwap;
 use modelrelay_platform::readiness;
 use modelrelay_protocol::message::{RelayToWorker, Relays};
 use modelrelay_traces::{GatherFuture, MetricExport, MetricsTarget, Service, Target, Traces};
@@ -18,7 +19,7 @@ use tracing::{error, info};
 
 use crate::dashboard::{self, Addresses, Dashboard};
 use crate::keys::{FileKeyStore, KeyStore, KeyStoreError, SecretKeyStore, flush_regularly};
-use crate::kubernetes::identity::Identities;
+use crate::kubernetes::identity::{Identities, TokenHolder};
 use crate::net::lockout::Lockout;
 use crate::net::tls::Tls;
 use crate::net::{self, TcpListener};
@@ -30,7 +31,7 @@ use crate::settings::cli::Args;
 use crate::settings::config::{Config, KeyStorage, WorkerTokens};
 use crate::settings::error::ConfigError;
 use crate::settings::watch::ConfigWatch;
-use crate::state::Relay;
+use crate::state::{ClientTokens, Relay};
 use crate::system::shutdown::ShutdownSignal;
 use crate::system::{blocking, ids};
 use crate::telemetry::audit::AuditLog;
@@ -72,8 +73,7 @@ pub async fn run(args: Args, config: Config, mut signal: ShutdownSignal, journal
     let audit = AuditLog::open(config.audit_log_file.as_deref(), Arc::clone(&metrics))?;
     let requests = RequestJournal::open(config.request_journal.as_ref(), &metrics)?;
     let usage = UsageLedger::open(&config.usage, &metrics)?;
-    let WorkerTokens { api, audience, recheck } = &config.worker_tokens;
-    let identities = Identities::new(api.clone(), audience, *recheck);
+    let (identities, client_tokens) = identities(&config);
     let listeners = Listeners::bind(&config).await?;
     let relay_id = ids::random_hex::<16>();
     let traces = config.traces.as_ref().map(|target| start_traces(target, &relay_id, &metrics)).transpose()?;
@@ -89,6 +89,7 @@ pub async fn run(args: Args, config: Config, mut signal: ShutdownSignal, journal
         keys,
         lockout: Lockout::new(),
         identities,
+        client_tokens,
     });
     let metric_export = relay.start_metric_export()?;
     let pages = Dashboard::new(Arc::clone(&relay), journal, listeners.addresses());
@@ -137,6 +138,18 @@ fn service(relay_id: &str) -> Service<'_> {
     Service { name: "modelrelay-relay", version: env!("CARGO_PKG_VERSION"), instance: relay_id }
 }
 
+/// The identities of workers, and the clients that present tokens.
+fn identities(config: &Config) -> (Arc<Identities>, ClientTokens) {
+    let WorkerTokens { api, audience, recheck } = &config.worker_tokens;
+    let of = |holder, audience: &str| Identities::new(api.clone(), holder, audience, *recheck);
+    let client_tokens = ClientTokens {
+        identities: of(TokenHolder::Client, &config.client_token_audience),
+        tenants: ArcSwap::default(),
+        failures: Lockout::new(),
+    };
+    (of(TokenHolder::Worker, audience), client_tokens)
+}
+
 fn open_keys(config: &Config) -> Result<Arc<dyn KeyStore>, KeyStoreError> {
     let kept = config.revoked_keys_kept;
     Ok(match &config.api_keys {
@@ -164,6 +177,8 @@ impl Relay {
     /// Applies `config`: settings of the whole relay at once, those of a provider to requests that arrive from now on.
     fn apply(&self, config: &Arc<Config>) {
         let before = self.shared.config.swap(Arc::clone(config));
+        let tenants = self.client_tokens.tenants.load().renewed(&config.tenants, SystemTime::now());
+        self.client_tokens.tenants.store(Arc::new(tenants));
         let old = self.providers.all();
         let current =
             config.providers.iter().map(|wanted| match old.iter().find(|provider| *provider.name == *wanted.name) {

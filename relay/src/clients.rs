@@ -2,6 +2,7 @@
 
 pub mod answer;
 pub mod auth;
+pub mod backend_headers;
 pub mod browser;
 pub mod class;
 pub mod coding;
@@ -13,6 +14,7 @@ pub mod parse;
 pub mod rewrite;
 pub mod span;
 pub mod spelling;
+mod tenant;
 pub mod ticket;
 pub mod usage_request;
 

@@ -29,12 +29,14 @@ mod generate;
 mod record;
 pub mod secret;
 mod stored;
+mod tenants;
 mod tokens;
 
 pub use edit::{KeyEdits, KeyFields, NewKey};
 pub use file::FileKeyStore;
 pub use record::KeyRecord;
 pub use secret::SecretKeyStore;
+pub use tenants::{Tenant, Tenants};
 pub use tokens::TokenLimit;
 
 use tokens::TokenUse;

@@ -5,9 +5,10 @@ pub(crate) mod gauges;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
+use arc_swap::ArcSwap;
 use http::{Extensions, HeaderMap};
 
-use crate::keys::KeyStore;
+use crate::keys::{KeyStore, Tenants};
 use crate::kubernetes::identity::Identities;
 use crate::net::connections::AfterGrace;
 use crate::net::lockout::{Lockout, client_address};
@@ -38,8 +39,20 @@ pub struct Relay {
     pub lockout: Lockout,
     /// The identities of workers' tokens.
     pub identities: Arc<Identities>,
+    /// The clients that present a token.
+    pub client_tokens: ClientTokens,
     /// The active configuration.
     pub config_watch: ConfigWatch,
+}
+
+/// Clients that present a token of their ServiceAccount.
+pub struct ClientTokens {
+    /// The identities of their tokens.
+    pub identities: Arc<Identities>,
+    /// The tenants.
+    pub tenants: ArcSwap<Tenants>,
+    /// Addresses with failed logins.
+    pub failures: Lockout,
 }
 
 impl Relay {

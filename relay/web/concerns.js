@@ -12,6 +12,7 @@ export function concerns(store) {
   const add = (key, tone, words, link, href) => found.push({ key, tone, words, link, href });
   if (relay.config_error) add('config', 'bad', `Invalid configuration file, the previous configuration is active: ${relay.config_error}`);
   if (relay.api_keys_error) add('keys', 'bad', `API keys: ${relay.api_keys_error}`, 'API keys', '#/keys');
+  if (relay.client_tokens_error) add('tenants', 'bad', `Tokens of tenants cannot be reviewed: ${relay.client_tokens_error}`, 'API keys', '#/keys');
   if (relay.buffered_bytes_limit && relay.buffered_bytes > NEARLY_FULL * relay.buffered_bytes_limit) {
     add('memory', 'bad', 'The memory for request and response bodies is nearly full; new requests will be rejected.', 'Requests', '#/requests');
   }

@@ -1,4 +1,4 @@
-// API keys: the clients that may use the relay, and their limits.
+// API keys: the clients that may use the relay, and their limits. Tenants act as keys, but only the configuration changes them.
 
 import { age, setAge } from './clock.js';
 import { confirmed } from './dialogs.js';
@@ -25,7 +25,7 @@ export function keysView({ store, session }) {
     name: 'API keys',
     noun: 'key',
     key: (k) => k.id,
-    words: (k) => `${k.name} ${k.prefix} ${(k.models ?? []).join(' ')} ${(k.providers ?? []).join(' ')} ${state(k)[0]}`,
+    words: (k) => `${k.name} ${k.prefix ?? k.id} ${(k.models ?? []).join(' ')} ${(k.providers ?? []).join(' ')} ${state(k)[0]}`,
     sort: ['name', false],
     filters: [which],
     empty: () => [h('p', {}, keys.length ? 'No active keys.' : 'No keys yet. Create a separate key for each person or program, so that each can be revoked.')],
@@ -35,11 +35,11 @@ export function keysView({ store, session }) {
   async function load() {
     const answer = await orSay(() => get('admin/keys'));
     if (!answer) return;
-    keys = answer.keys;
+    keys = [...answer.keys, ...answer.tenants];
     show();
   }
   function show() {
-    table.update(which.value === 'all' ? keys : keys.filter((k) => state(k)[0] === 'Active'));
+    table.update(which.value === 'all' ? keys : keys.filter((k) => ['Active', 'Tenant'].includes(state(k)[0])));
   }
   async function make() {
     if (await newKey(store)) await load();
@@ -72,7 +72,7 @@ function columns(edit, revoke) {
       make: () => [h('span'), h('span', { class: 'sub mono' })],
       fill: (cell, k) => {
         setText(cell.children[0], k.name);
-        setText(cell.children[1], `${k.prefix}…`);
+        setText(cell.children[1], isTenant(k) ? k.id : `${k.prefix}…`);
       },
     },
     { key: 'state', title: 'State', sort: (k) => state(k)[0], make: () => pill(), fill: (cell, k) => setPill(cell.firstChild, ...state(k)) },
@@ -91,14 +91,17 @@ function columns(edit, revoke) {
         h('button', { type: 'button', class: 'small danger', onclick: () => revoke(cell.row) }, 'Revoke')),
       fill: (cell, k) => {
         cell.row = k;
-        setHidden(cell.firstChild, k.revoked);
+        setHidden(cell.firstChild, k.revoked || isTenant(k));
         for (const button of cell.firstChild.children) setAttribute(button, 'aria-label', `${button.textContent} ${k.name}`);
       },
     },
   ];
 }
 
+const isTenant = (key) => Boolean(key.namespace);
+
 function state(key) {
+  if (isTenant(key)) return ['Tenant', 'ok'];
   if (key.revoked) return ['Revoked', 'idle'];
   if (key.expires_at && Date.parse(key.expires_at) <= Date.now()) return ['Expired', 'warn'];
   return ['Active', 'ok'];

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize};
@@ -14,6 +13,11 @@ use super::common::{
 use super::fairness::Fairness;
 use super::placement::Placement;
 use super::schema;
+use super::tenants::Tenant;
+
+mod status;
+
+pub use status::{ProviderStatus, UsageStatus, WorkerSecretStatus};
 
 /// A named queue for model requests, with an address for clients, an address for workers, and a relay of its own.
 #[derive(CustomResource, KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
@@ -173,8 +177,10 @@ pub enum SecretsPolicy {
 }
 
 /// The relay that serves a Provider.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
+#[x_kube(validation = Rule::new("self.requireApiKeys || !has(self.tenants) || self.tenants.size() == 0")
+    .message("tenants need requireApiKeys: true, without which no client is identified").field_path(".tenants"))]
 pub struct Relay {
     /// Number of relay Pods. Every worker connects to each of them.
     #[serde(default = "one")]
@@ -183,6 +189,13 @@ pub struct Relay {
     /// If true, every route requires an API key.
     #[serde(default)]
     pub require_api_keys: bool,
+    /// Namespaces and ServiceAccounts that use their own token in place of an API key. The more exact entry applies.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 128))]
+    #[x_kube(merge_strategy = ListMerge::Map(vec!["namespace".into(), "serviceAccount".into()]))]
+    #[x_kube(validation = Rule::new("self.all(a, !has(a.name) || self.exists_one(b, has(b.name) && a.name == b.name))")
+        .message("the names of tenants must be unique"))]
+    pub tenants: Vec<Tenant>,
     /// Token of the admin API. Default: the operator creates the Secret PROVIDER-admin.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub admin_token_secret_ref: Option<SecretKeyRef>,
@@ -351,79 +364,6 @@ pub struct PodTemplate {
     pub volume_mounts: Vec<Value>,
 }
 
-/// The state that the operator observed.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct ProviderStatus {
-    /// Generation of the spec that this status describes.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub observed_generation: Option<i64>,
-    /// Conditions: Ready, Programmed, Reconciling, Stalled.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(schema_with = "schema::conditions")]
-    pub conditions: Vec<Condition>,
-    /// Base URL for clients inside the cluster.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 1024))]
-    pub endpoint: Option<String>,
-    /// Base URL for workers inside the cluster.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 1024))]
-    pub worker_endpoint: Option<String>,
-    /// Secret that workers present.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub worker_secret: Option<WorkerSecretStatus>,
-    /// Number of connected workers. A worker that is connected to several relays counts once.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub workers: Option<i32>,
-    /// First 32 served models.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 32), inner(length(max = 256)))]
-    pub models: Vec<String>,
-    /// Number of served models.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub model_count: Option<i32>,
-    /// Number of queued requests of all relays.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub queue_depth: Option<i32>,
-    /// Number of running requests of all relays.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub in_flight: Option<i32>,
-    /// Requests and tokens of all relays since they started, updated once a minute.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub usage: Option<UsageStatus>,
-}
-
-/// Requests and tokens of a Provider's relays since they started.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct UsageStatus {
-    /// Start of the oldest relay. A relay that ends takes its sums with it.
-    pub since: Time,
-    /// Number of requests that ended, whatever their outcome.
-    pub requests: i64,
-    /// Number of input tokens that backends reported.
-    pub input_tokens: i64,
-    /// Number of output tokens that backends reported.
-    pub output_tokens: i64,
-}
-
-/// The Secret that workers present.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct WorkerSecretStatus {
-    /// Name of the Secret.
-    #[schemars(length(max = 253))]
-    pub name: String,
-    /// Time until which relays accept the value before the last rotation. Values of earlier rotations expire earlier.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub previous_until: Option<Time>,
-    /// Last value of the annotation modelrelay.io/rotate that was handled.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 1024))]
-    pub rotation: Option<String>,
-}
-
 impl Default for Queue {
     fn default() -> Self {
         Self { max_length: max_length(), max_bytes: max_bytes(), timeout: None, cold_timeout: None }
@@ -435,6 +375,7 @@ impl Default for Relay {
         Self {
             replicas: one(),
             require_api_keys: false,
+            tenants: Vec::new(),
             admin_token_secret_ref: None,
             drain_timeout: half_a_minute(),
             tls: None,
@@ -448,6 +389,13 @@ impl Default for Relay {
             resources: RawObject::default(),
             pod_template: PodTemplate::default(),
         }
+    }
+}
+
+impl ProviderSpec {
+    /// True if the relay has tokens reviewed: those of workers or of tenants.
+    pub fn reviews_tokens(&self) -> bool {
+        !self.worker_service_accounts.is_empty() || !self.relay.tenants.is_empty()
     }
 }
 

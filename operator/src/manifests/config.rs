@@ -96,6 +96,7 @@ fn relay_yaml(provider: &ValidatedProvider, plan: &Plan) -> String {
         relay_count: spec.relay.replicas.max(1),
         expect_workers: spec.relay.expect_workers && !provider.scales_from_zero,
         unready_when_saturated: spec.relay.unready_when_saturated,
+        tenants: &spec.relay.tenants,
         providers: [Provider {
             name: &provider.name,
             enabled: spec.enabled,
@@ -131,6 +132,9 @@ struct RelayYaml<'a> {
     relay_count: i32,
     expect_workers: bool,
     unready_when_saturated: bool,
+    /// Only if configured: an older relay rejects fields that it does not know.
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    tenants: &'a [crate::crd::tenants::Tenant],
     providers: [Provider<'a>; 1],
 }
 

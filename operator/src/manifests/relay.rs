@@ -262,9 +262,9 @@ fn volumes(provider: &ValidatedProvider, mounts_api_keys: bool) -> Value {
     Value::Array(volumes)
 }
 
-/// True if the relay uses the API server: to write keys, or to have worker tokens reviewed.
+/// True if the relay uses the API server: to write keys, or to have tokens reviewed.
 fn uses_api(provider: &ValidatedProvider, mounts_api_keys: bool) -> bool {
-    mounts_api_keys || !provider.spec.worker_service_accounts.is_empty()
+    mounts_api_keys || provider.spec.reviews_tokens()
 }
 
 /// Returns the volume that `automountServiceAccountToken` would mount; it is mounted only if the API is used.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use kube::ResourceExt;
 use modelrelay_protocol::limits::MAX_MODEL_CHARS;
+use modelrelay_protocol::names::is_unprintable;
 use serde_json::{Map, Value, json};
 use tracing_subscriber::EnvFilter;
 
@@ -52,6 +53,7 @@ pub(crate) fn validate(provider: &Provider, pools: &[Arc<WorkerPool>]) -> Result
     queue(spec, &mut problems);
     let drain_secs = seconds("relay.drainTimeout", &spec.relay.drain_timeout, &mut problems);
     relay(&provider.name_any(), spec, &mut problems);
+    tenants(spec, &mut problems);
     pod_template(spec, &mut problems);
     if !problems.is_empty() {
         return Err(InvalidSpec(problems));
@@ -238,6 +240,30 @@ fn relay(name: &str, spec: &ProviderSpec, problems: &mut Vec<String>) {
             problems.push(format!("spec.{place}: {taken} is reserved for a Secret of the operator; use another name"));
         }
     }
+}
+
+/// Checks what the schema cannot express. The relay rejects the same.
+fn tenants(spec: &ProviderSpec, problems: &mut Vec<String>) {
+    for (index, tenant) in spec.relay.tenants.iter().enumerate() {
+        let place = format!("spec.relay.tenants[{index}]");
+        if let Some(weight) = tenant.weight.filter(|weight| !is_weight(*weight)) {
+            problems
+                .push(format!("{place}.weight: {weight} is not allowed: use 0.01 to 100, with at most two decimals"));
+        }
+        let names = tenant.name.iter().chain(&tenant.models);
+        for name in names.filter(|name| name.trim() != name.as_str() || name.contains(is_unprintable)) {
+            problems.push(format!(
+                "{place}: {name:?} is not allowed: use no control or invisible characters, and no space at either end"
+            ));
+        }
+    }
+}
+
+/// Of whole numbers, the API server compares only the whole part of a limit with them, so that it accepts 0.
+fn is_weight(weight: f64) -> bool {
+    // A number this close to whole hundredths is meant as such.
+    let has_two_decimals = (weight * 100.0 - (weight * 100.0).round()).abs() < 1e-6;
+    (0.01..=100.0).contains(&weight) && has_two_decimals
 }
 
 /// The relay's own rule: a word that is not a level would be parsed as a target and silence everything else.

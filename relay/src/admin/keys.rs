@@ -21,9 +21,10 @@ use crate::state::Relay;
 /// The largest body; a key's name and limits fit easily.
 const MAX_BODY_BYTES: usize = 64 << 10;
 
-/// `GET /admin/keys`
+/// `GET /admin/keys`: the keys, and the tenants, which act as keys but are part of the configuration.
 pub(super) async fn list(State(relay): State<Arc<Relay>>) -> Response {
-    Json(json!({ "keys": relay.keys.list() })).into_response()
+    let tenants = relay.client_tokens.tenants.load().list();
+    Json(json!({ "keys": relay.keys.list(), "tenants": tenants })).into_response()
 }
 
 /// `POST /admin/keys`
@@ -67,7 +68,7 @@ pub(super) async fn update(State(relay): State<Arc<Relay>>, Path(id): Path<Strin
             response.extensions_mut().insert(AuditDetail { subject: None, detail: Some(changes) });
             response
         }
-        Ok(None) => problem(StatusCode::NOT_FOUND, "key_not_found", "no key with this id can be changed"),
+        Ok(None) => not_found(&relay, &id, "no key with this id can be changed"),
         Err(error) => store_problem(&error),
     }
 }
@@ -82,9 +83,17 @@ pub(super) async fn revoke(State(relay): State<Arc<Relay>>, Path(id): Path<Strin
         }
         // The published relay responds the same: the key is revoked, as the caller wants.
         Ok(false) if relay.keys.snapshot().lookup(&id).is_some() => StatusCode::NO_CONTENT.into_response(),
-        Ok(false) => problem(StatusCode::NOT_FOUND, "key_not_found", "no key with this id can be revoked"),
+        Ok(false) => not_found(&relay, &id, "no key with this id can be revoked"),
         Err(error) => store_problem(&error),
     }
+}
+
+fn not_found(relay: &Relay, id: &str, why: &'static str) -> Response {
+    if relay.client_tokens.tenants.load().has(id) {
+        let why = "this is a tenant, not a key: change tenants in the Provider's spec.relay or in relay.yaml";
+        return problem(StatusCode::CONFLICT, "configured_tenant", why);
+    }
+    problem(StatusCode::NOT_FOUND, "key_not_found", why)
 }
 
 /// Reads the fields of a key; an error is the response.

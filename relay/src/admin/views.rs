@@ -84,6 +84,7 @@ fn state_of(relay: &Relay, residency: bool) -> Value {
         "config_error": status.last_error,
         "api_keys_error": relay.keys.error(),
         "worker_tokens_error": relay.identities.error(),
+        "client_tokens_error": relay.client_tokens.identities.error(),
         "phase": format!("{:?}", relay.shared.phase()).to_lowercase(),
         "providers": providers,
     })

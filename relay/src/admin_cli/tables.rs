@@ -58,6 +58,9 @@ fn problems(state: &Value) -> Vec<String> {
     if let Some(why) = state["api_keys_error"].as_str() {
         problems.push(format!("API keys: {why}"));
     }
+    if let Some(why) = state["client_tokens_error"].as_str() {
+        problems.push(format!("tokens of tenants: {why}"));
+    }
     for provider in list(state, "providers") {
         for model in list(provider, "models").iter().filter(|model| model["waiting"].as_u64() > Some(0)) {
             let (waiting, id) = (word(&model["waiting"]), word(&model["id"]));
@@ -122,10 +125,12 @@ pub(super) fn requests(answer: &Value) -> String {
     table(&["REQUEST", "PROVIDER", "MODEL", "STATE", "PLACE", "AGE", "WORKER", "PLACEMENT", "SENT"], rows)
 }
 
-/// `/admin/keys`.
+/// `/admin/keys`: keys and tenants.
 pub(super) fn keys(answer: &Value) -> String {
-    let rows = list(answer, "keys").iter().map(|key| {
-        let state = if key["revoked"] == true {
+    let rows = list(answer, "keys").iter().chain(list(answer, "tenants")).map(|key| {
+        let state = if !key["namespace"].is_null() {
+            "tenant"
+        } else if key["revoked"] == true {
             "revoked"
         } else if passed_since(&key["expires_at"]).is_some() {
             "expired"
@@ -285,8 +290,10 @@ mod tests {
             {"id": "a", "in_flight": 3, "max_in_flight": 40, "max_queue_percent": 25, "tokens_per_minute": 5000, "tokens_per_day": 90000, "class": "batch", "weight": 2.5, "expires_at": "2999-01-01T00:00:00Z"},
             {"id": "b", "in_flight": 0, "expires_at": "2000-01-01T00:00:00Z"},
             {"id": "c", "in_flight": 0, "expires_at": "2000-01-01T00:00:00Z", "revoked": true},
-        ]}));
+        ], "tenants": [{"id": "sa:apps/chat", "name": "web", "namespace": "apps", "in_flight": 7, "max_in_flight": 8}]}));
         for expected in [
+            "sa:apps/chat   web    tenant",
+            "7/8",
             "good",
             "3/40",
             "25 %",
@@ -305,9 +312,10 @@ mod tests {
     fn requests_waiting_without_worker_are_reported_as_problem() {
         let model = |id: &str, waiting: u32, workers: u32, open: u32| json!({"id": id, "waiting": waiting, "workers": workers, "open_workers": open});
         let models = [model("a", 2, 0, 0), model("b", 1, 3, 0), model("c", 9, 1, 1), model("d", 0, 0, 0)];
-        let state = json!({"config_error": "line 3", "providers": [{"name": "p", "models": models}]});
+        let state = json!({"config_error": "line 3", "client_tokens_error": "403", "providers": [{"name": "p", "models": models}]});
         let problems = problems(&state);
         assert_eq!(problems[0], "invalid configuration file, previous configuration is active: line 3");
-        assert_eq!(problems[1..], ["2 waiting for a: no worker serves it", "1 waiting for b: no worker has it loaded"]);
+        assert_eq!(problems[1], "tokens of tenants: 403");
+        assert_eq!(problems[2..], ["2 waiting for a: no worker serves it", "1 waiting for b: no worker has it loaded"]);
     }
 }

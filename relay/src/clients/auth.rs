@@ -1,14 +1,15 @@
-//! Authentication of clients by API key, if keys are required.
+//! Authentication of clients by API key, or by the token of a tenant, if keys are required.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use http::HeaderMap;
 use http::request::Parts;
+use http::{Extensions, HeaderMap};
 use modelrelay_protocol::error::{ApiError, ErrorKind};
 use modelrelay_protocol::headers::{bearer_token, is_own_key};
 use modelrelay_protocol::paths::Endpoint;
 
+use super::tenant::{self, PendingTenant, TenantCheck};
 use super::{class, text_header};
 use crate::dispatch::{Allowed, Class, Model, Owner, QueueShare};
 use crate::keys::{Key, KeyLease, TokenLimit};
@@ -20,29 +21,60 @@ use crate::state::Relay;
 use crate::telemetry::metrics::Realm;
 use crate::telemetry::usage::{OTHER, RequestCounts, RowKey, UsageSums};
 
-/// The caller of a request: an API key, or any client if no key is required.
+/// The caller of a request: an API key or a tenant, or any client if no key is required.
 pub struct Caller {
     key: Option<Arc<Key>>,
 }
 
+/// A caller that is known, or will be once the cluster has reviewed its token.
+pub struct Authentication(Result<Caller, PendingTenant>);
+
+impl Authentication {
+    /// Waits for the review of the token, if there is one.
+    pub async fn caller(self, relay: &Relay) -> Result<Caller, ApiError> {
+        match self.0 {
+            Ok(caller) => Ok(caller),
+            // Boxed, because the future of every request would have its size.
+            Err(pending) => Box::pin(pending.wait(relay)).await.map(Caller::of),
+        }
+    }
+}
+
 impl Caller {
     /// Checks a request's key before any of its body is read.
-    pub fn authenticate(relay: &Relay, headers: &HeaderMap) -> Result<Self, ApiError> {
+    pub fn authenticate(
+        relay: &Relay,
+        headers: &HeaderMap,
+        extensions: &Extensions,
+    ) -> Result<Authentication, ApiError> {
         if !relay.shared.config.load().require_api_keys {
-            return Ok(Self { key: None });
+            return Ok(Authentication(Ok(Self { key: None })));
         }
         let refused = |message: &'static str| {
             relay.shared.metrics.login_failed(Realm::Client);
             ApiError::new(ErrorKind::InvalidApiKey, message)
         };
-        let presented = presented_key(headers).ok_or_else(|| refused("API key required"))?;
+        let has_tenants = !relay.client_tokens.tenants.load().is_empty();
+        let is_token = |value: &str| has_tenants && tenant::is_client_token(relay, value);
+        let presented = presented_key(headers, is_token).ok_or_else(|| refused("API key required"))?;
         match relay.keys.verify(presented, SystemTime::now()) {
-            Ok(key) => Ok(Self { key: Some(key) }),
+            Ok(key) => Ok(Authentication(Ok(Self::of(key)))),
+            Err(_) if has_tenants && looks_like_token(presented) => {
+                let check = tenant::check(relay, presented, relay.client_address(headers, extensions))?;
+                Ok(Authentication(match check {
+                    TenantCheck::Known(tenant) => Ok(Self::of(tenant)),
+                    TenantCheck::Pending(pending) => Err(pending),
+                }))
+            }
             Err(rejection) => {
                 tracing::debug!(%rejection, "API key refused");
                 Err(refused("Invalid API key"))
             }
         }
+    }
+
+    fn of(key: Arc<Key>) -> Self {
+        Self { key: Some(key) }
     }
 
     /// True if the caller may use a model by any of its names. A caller may use a worker's alias if it may use every model that
@@ -146,11 +178,17 @@ fn forbidden() -> ApiError {
 }
 
 /// The key in a request's `Authorization: Bearer` or `x-api-key` header. If both are present, the one in the relay's format is
-/// used; the other is for the backend.
-fn presented_key(headers: &HeaderMap) -> Option<&str> {
+/// used, or else a token for its clients; the other is for the backend.
+fn presented_key(headers: &HeaderMap, is_token: impl Fn(&str) -> bool) -> Option<&str> {
     let value = |name| text_header(headers, name);
     let bearer = value("authorization").map(bearer_token);
     let presented = [bearer, value("x-api-key").map(str::trim)].into_iter().flatten().filter(|key| !key.is_empty());
     let (ours, theirs): (Vec<_>, Vec<_>) = presented.partition(|key| is_own_key(key));
-    ours.into_iter().chain(theirs).next()
+    let token = theirs.iter().find(|value| theirs.len() > 1 && is_token(value)).copied();
+    ours.into_iter().chain(token).chain(theirs).next()
+}
+
+/// True if a value has the form of a JWT, which starts with an object in base64.
+fn looks_like_token(presented: &str) -> bool {
+    presented.starts_with("eyJ") && presented.bytes().filter(|byte| *byte == b'.').count() == 2
 }

@@ -13,12 +13,11 @@ use bytes::Bytes;
 use http::request::Parts;
 use http::{HeaderMap, Method, Request};
 use modelrelay_protocol::error::{ApiError, ErrorKind};
-use modelrelay_protocol::headers;
 use modelrelay_protocol::paths::{self, Endpoint};
-use modelrelay_protocol::secret::Secret;
 
 use super::answer::{Answer, respond};
-use super::auth::{self, Caller};
+use super::auth::{self, Authentication, Caller};
+use super::backend_headers::{OwnCredentials, backend_headers};
 use super::ticket::Ticket;
 use super::{browser, intake, models, parse, rewrite, spelling, text_header};
 use crate::dispatch::{Allowed, WorkerKey};
@@ -68,7 +67,10 @@ async fn serve(relay: &Arc<Relay>, request: Request<Body>, response_id: Option<&
     let (method, path) = (&parts.method, parts.uri.path());
     let begin = |traces| RequestTrace::begin(traces, method, path, &parts.headers, &client.request_id);
     let trace = relay.shared.traces.as_ref().map(begin).map(Arc::new);
-    let admitted = admit(relay, &parts);
+    let admitted = match admit(relay, &parts) {
+        Ok(authentication) => authentication.caller(relay).await,
+        Err(error) => Err(error),
+    };
     let prepared = match &admitted {
         Ok(caller) => prepare(relay, caller, (&client, trace.as_ref()), &parts, (&mut body, response_id)).await,
         Err(error) => Err(error.clone()),
@@ -240,12 +242,12 @@ async fn find_route(relay: &Relay, caller: &Caller, named: Option<&str>, model: 
     }
 }
 
-fn admit(relay: &Relay, parts: &Parts) -> Result<Caller, ApiError> {
+fn admit(relay: &Relay, parts: &Parts) -> Result<Authentication, ApiError> {
     browser::admit(&relay.shared.config.load(), &parts.method, &parts.headers)?;
     if relay.refuses_new(&parts.extensions) {
         return Err(ApiError::new(ErrorKind::Draining, "the relay is shutting down; try again"));
     }
-    Caller::authenticate(relay, &parts.headers)
+    Caller::authenticate(relay, &parts.headers, &parts.extensions)
 }
 
 async fn read_body(
@@ -394,32 +396,12 @@ fn response_not_found() -> ApiError {
 
 fn headers_of(relay: &Relay, parts: &Parts) -> BTreeMap<String, String> {
     let config = relay.shared.config.load();
-    backend_headers(&parts.headers, relay.admin_token.current().as_deref(), &config.request_headers)
-}
-
-/// Returns the client's headers for the backend, with repeated ones joined. The relay's own keys are removed, and so is an admin
-/// token that was sent to the wrong place. `further` are the names that `REQUEST_HEADERS` adds.
-pub fn backend_headers(map: &HeaderMap, admin_token: Option<&Secret>, further: &[String]) -> BTreeMap<String, String> {
-    // A token that contains a space is no single credential word.
-    let is_token = |value: &str, token: &Secret| {
-        token.verify(headers::bearer_token(value)) || headers::credential_words(value).any(|word| token.verify(word))
+    let admin_token = relay.admin_token.current();
+    let own = OwnCredentials {
+        admin_token: admin_token.as_deref(),
+        client_audience: relay.client_tokens.identities.audience(),
     };
-    let is_ours = |value: &str| headers::is_own_key(value) || admin_token.is_some_and(|token| is_token(value, token));
-    let mut kept: BTreeMap<String, String> = BTreeMap::new();
-    for (name, value) in map {
-        let Ok(value) = std::str::from_utf8(value.as_bytes()) else { continue };
-        let may_be_secret = !headers::REQUEST_HEADERS.contains(&name.as_str());
-        if !headers::is_forwarded_header(name.as_str(), further) || may_be_secret && is_ours(value) {
-            continue;
-        }
-        kept.entry(name.as_str().to_owned())
-            .and_modify(|joined| {
-                joined.push_str(", ");
-                joined.push_str(value);
-            })
-            .or_insert_with(|| value.to_owned());
-    }
-    kept
+    backend_headers(&parts.headers, &own, &config.request_headers)
 }
 
 /// The provider that a request names. A name that is not text is a name, too, of a provider that does not exist.
@@ -447,50 +429,5 @@ fn count_retry(relay: &Relay, headers: &HeaderMap) {
             ClientKind::Other
         };
         relay.shared.metrics.client_retried(client);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use http::{HeaderName, HeaderValue};
-
-    #[test]
-    fn backend_headers_are_listed_joined_and_without_keys() {
-        let mut map = HeaderMap::new();
-        for (name, value) in [
-            ("content-type", "application/json"),
-            ("anthropic-beta", "a"),
-            ("anthropic-beta", "b"),
-            ("authorization", "Bearer mr-1-2"),
-            ("x-api-key", "sk-theirs"),
-            ("authorization", "Bearer admin"),
-            ("cookie", "c"),
-        ] {
-            map.append(HeaderName::from_static(name), HeaderValue::from_static(value));
-        }
-        let kept = backend_headers(&map, Some(&Secret::new("admin")), &[]);
-        let kept: Vec<_> = kept.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
-        assert_eq!(
-            kept,
-            [("anthropic-beta", "a, b"), ("content-type", "application/json"), ("x-api-key", "sk-theirs")]
-        );
-    }
-
-    #[test]
-    fn admin_token_never_reaches_backend() {
-        for value in
-            ["admin", "bearer admin", "Bearer  admin", "Bearer\tadmin", "Token admin", "Bearer sk, Bearer admin"]
-        {
-            for name in ["authorization", "x-api-key"] {
-                let map = HeaderMap::from_iter([(HeaderName::from_static(name), HeaderValue::from_static(value))]);
-                assert!(backend_headers(&map, Some(&Secret::new("admin")), &[]).is_empty(), "{name}: {value:?}");
-            }
-        }
-        let two_words =
-            HeaderMap::from_iter([(http::header::AUTHORIZATION, HeaderValue::from_static("Bearer two words"))]);
-        assert!(backend_headers(&two_words, Some(&Secret::new("two words")), &[]).is_empty());
-        assert_eq!(backend_headers(&two_words, Some(&Secret::new("two")), &[]).len(), 0);
-        assert_eq!(backend_headers(&two_words, Some(&Secret::new("wo")), &[]).len(), 1);
     }
 }

@@ -27,7 +27,7 @@ use crate::telemetry::metrics::Outcome;
 
 /// `GET /v1/models`
 pub async fn list(State(relay): State<Arc<Relay>>, request: Request<Body>) -> Response {
-    respond(&relay, &request, |caller, anthropic| {
+    respond(&relay, request, |caller, anthropic| {
         let created = created(&relay);
         let names = allowed_names(&relay, caller);
         let mut known = Known::default();
@@ -41,15 +41,17 @@ pub async fn list(State(relay): State<Arc<Relay>>, request: Request<Body>) -> Re
         }
         Ok(body)
     })
+    .await
 }
 
 /// `GET /v1/models/{id}`; ids may contain `/` and `:`.
 pub async fn one(State(relay): State<Arc<Relay>>, Path(id): Path<String>, request: Request<Body>) -> Response {
-    respond(&relay, &request, |caller, anthropic| {
+    respond(&relay, request, |caller, anthropic| {
         let names = allowed_names(&relay, caller);
         let found = find(&relay, &names, &id).ok_or_else(|| not_found(&id))?;
         Ok(entry(found, created(&relay), &Known::default().details(found), anthropic))
     })
+    .await
 }
 
 /// The query of `GET /props`.
@@ -66,7 +68,7 @@ pub async fn props(
     request: Request<Body>,
 ) -> Response {
     let wanted = wanted.map(|Query(query)| query.model).unwrap_or_default();
-    respond(&relay, &request, |caller, _| {
+    respond(&relay, request, |caller, _| {
         let mut names = allowed_names(&relay, caller);
         if let Some(model) = &wanted {
             let found = find(&relay, &names, model).ok_or_else(|| not_found(model))?;
@@ -82,6 +84,7 @@ pub async fn props(
         let alias = wanted.as_deref().unwrap_or("modelrelay");
         Ok(json!({ "model_alias": alias, "default_generation_settings": settings }))
     })
+    .await
 }
 
 /// Returns the model of this name, or the one that a request for this name would be sent to.
@@ -106,15 +109,19 @@ fn not_found(model: &str) -> ApiError {
 }
 
 /// Responds with the JSON that `make` returns for the caller, in Anthropic's dialect or not.
-fn respond(
+async fn respond(
     relay: &Relay,
-    request: &Request<Body>,
+    request: Request<Body>,
     make: impl FnOnce(&Caller, bool) -> Result<Value, ApiError>,
 ) -> Response {
-    let (client, headers, config) = (Client::of(request), request.headers(), relay.shared.config.load());
-    let made = browser::check_host(&config, headers)
-        .and_then(|()| Caller::authenticate(relay, headers))
-        .and_then(|caller| make(&caller, headers.contains_key("anthropic-version")));
+    let (client, headers, config) = (Client::of(&request), request.headers(), relay.shared.config.load_full());
+    let admitted =
+        browser::check_host(&config, headers).and_then(|()| Caller::authenticate(relay, headers, request.extensions()));
+    let admitted = match admitted {
+        Ok(authentication) => authentication.caller(relay).await,
+        Err(error) => Err(error),
+    };
+    let made = admitted.and_then(|caller| make(&caller, headers.contains_key("anthropic-version")));
     let response = match made {
         Ok(body) => client.json(200, body.to_string().into_bytes()),
         Err(error) => {

@@ -187,6 +187,7 @@ fn overview(relay: &Relay, now: SystemTime) -> Value {
         "config_hash": status.hash,
         "config_error": status.last_error,
         "api_keys_error": relay.keys.error(),
+        "client_tokens_error": relay.client_tokens.identities.error(),
         "require_api_keys": shared.config.load().require_api_keys,
     })
 }

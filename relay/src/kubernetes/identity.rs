@@ -1,7 +1,7 @@
-//! Workers with an identity: a projected ServiceAccount token instead of a shared secret.
+//! Workers and clients with an identity: a projected ServiceAccount token instead of a shared secret or an API key.
 //!
-//! The cluster's API server verifies a token and its account (TokenReview, with the relay's audience); the provider's list
-//! decides which accounts may connect. Rules:
+//! The cluster's API server verifies a token and its account (TokenReview, with the relay's audience for workers or the one for
+//! clients); the provider's list decides which accounts may connect, the list of tenants which ones are clients. Rules:
 //!
 //! - **Made-up tokens cost the API server next to nothing.** Only tokens that could be valid are reviewed at all
 //!   ([`claims`]), each token once at a time, few in parallel, and results are cached for a while ([`reviews`]). Addresses
@@ -11,8 +11,11 @@
 //! - **A token is reviewed again while its worker is connected** ([`crate::workers::recheck`]): it ends with its Pod and its account. Its
 //!   expiry alone ends no link: the kubelet renews it long before, and the worker opens a new link with the new one. Only
 //!   if it does not do so for a while, its link is closed.
+//! - **A client presents its token with each request**, so that its result is renewed while it is in use, and stays in effect for a
+//!   while if the API server is away ([`reviews::CacheRule`]).
 
 pub mod claims;
+mod clients;
 mod review;
 mod reviews;
 
@@ -27,7 +30,9 @@ use tracing::{info, warn};
 
 use crate::kubernetes::api::ClusterApi;
 use claims::Claims;
-use reviews::{Found, Reviews};
+use reviews::{CacheRule, Found, Reviews};
+
+pub use clients::{ClientAccount, PendingAccount};
 
 /// Reviews in parallel.
 const AT_ONCE: usize = 8;
@@ -84,10 +89,26 @@ enum TokenReviewOutcome {
     Refused,
 }
 
+/// The peers whose tokens are reviewed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TokenHolder {
+    /// Workers.
+    Worker,
+    /// Clients.
+    Client,
+}
+
+/// A review that may have been completed before.
+enum BegunReview {
+    Known(TokenReviewOutcome),
+    Pending(watch::Receiver<Option<Result<TokenReviewOutcome, Denial>>>),
+}
+
 /// Identifies the accounts of tokens.
 #[derive(Debug)]
 pub struct Identities {
     api: Option<ClusterApi>,
+    holder: TokenHolder,
     audience: String,
     pub(crate) recheck: Duration,
     /// Held for a lookup, never across an await.
@@ -111,12 +132,22 @@ impl FromStr for ServiceAccount {
     fn from_str(text: &str) -> Result<Self, String> {
         let allowed = || "NAMESPACE/NAME of a ServiceAccount, such as llm/gpu-workers".to_owned();
         let (namespace, name) = text.split_once('/').ok_or_else(allowed)?;
-        if is_name(namespace, 63, b"-") && is_name(name, 253, b"-.") {
+        if is_namespace(namespace) && is_account_name(name) {
             Ok(Self { namespace: namespace.to_owned(), name: name.to_owned() })
         } else {
             Err(allowed())
         }
     }
+}
+
+/// True if a namespace may have this name.
+pub fn is_namespace(text: &str) -> bool {
+    is_name(text, 63, b"-")
+}
+
+/// True if a ServiceAccount may have this name.
+pub fn is_account_name(text: &str) -> bool {
+    is_name(text, 253, b"-.")
 }
 
 fn is_name(text: &str, longest: usize, inner: &[u8]) -> bool {
@@ -129,6 +160,16 @@ fn is_name(text: &str, longest: usize, inner: &[u8]) -> bool {
 }
 
 impl ServiceAccount {
+    /// The namespace.
+    pub fn namespace(&self) -> &str {
+        &self.namespace
+    }
+
+    /// The name in the namespace.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
     /// The account of an API server's user name, if it belongs to an account.
     fn of_user(user: &str) -> Option<Self> {
         let (namespace, name) = user.strip_prefix("system:serviceaccount:")?.split_once(':')?;
@@ -183,12 +224,17 @@ impl Identity {
 
 impl Identities {
     /// Creates the verifier. Without an `api` no token is valid; the configuration ensures that none is needed.
-    pub fn new(api: Option<ClusterApi>, audience: &str, recheck: Duration) -> Arc<Self> {
+    pub fn new(api: Option<ClusterApi>, holder: TokenHolder, audience: &str, recheck: Duration) -> Arc<Self> {
+        let rule = match holder {
+            TokenHolder::Worker => CacheRule::WORKERS,
+            TokenHolder::Client => CacheRule::CLIENTS,
+        };
         Arc::new(Self {
             api,
+            holder,
             audience: audience.to_owned(),
             recheck,
-            reviews: Mutex::default(),
+            reviews: Mutex::new(Reviews::new(rule)),
             usual: ReviewLane::new(AT_ONCE, WAITING, Duration::ZERO),
             suspects: ReviewLane::new(1, SUSPECTS_WAITING, SUSPECTS_PAUSE),
             error: Mutex::new(None),
@@ -210,7 +256,7 @@ impl Identities {
             return Err(Denial::Refused("worker authentication failed".to_owned()));
         }
         let token = Secret::new(token);
-        match self.review_outcome(&token, &claims, suspect).await? {
+        match outcome_of(self.begin_review(&token, &claims, suspect)).await? {
             TokenReviewOutcome::Genuine(account) => Ok(Identity::new(account, token, claims.expires)),
             TokenReviewOutcome::Refused => Err(Denial::Refused("worker authentication failed".to_owned())),
         }
@@ -221,27 +267,26 @@ impl Identities {
         lock(&self.error).clone()
     }
 
-    async fn review_outcome(
-        self: &Arc<Self>,
-        token: &Secret,
-        claims: &Claims,
-        suspect: bool,
-    ) -> Result<TokenReviewOutcome, Denial> {
+    /// Returns the known result, or begins a review, or joins the one that others wait for.
+    fn begin_review(self: &Arc<Self>, token: &Secret, claims: &Claims, suspect: bool) -> BegunReview {
         let found = lock(&self.reviews).find(token.digest(), Instant::now());
-        let mut answer = match found {
-            Found::Known(verdict) => return Ok(verdict),
-            Found::Pending(answer) => answer,
+        // In a task of its own, so that a peer that disconnects does not cancel the review for the others.
+        let review = |sender: watch::Sender<_>| {
+            let (identities, token, expires) = (Arc::clone(self), token.clone(), claims.expires);
+            tokio::spawn(async move { identities.review_for_all(token, expires, suspect, sender).await });
+        };
+        match found {
+            Found::Known(verdict) => BegunReview::Known(verdict),
+            Found::Due(verdict, sender) => {
+                review(sender);
+                BegunReview::Known(verdict)
+            }
+            Found::Pending(answer) => BegunReview::Pending(answer),
             Found::Nothing(sender) => {
                 let answer = sender.subscribe();
-                // In a task of its own, so that a worker that disconnects does not cancel the review for the others.
-                let (identities, token, expires) = (Arc::clone(self), token.clone(), claims.expires);
-                tokio::spawn(async move { identities.review_for_all(token, expires, suspect, sender).await });
-                answer
+                review(sender);
+                BegunReview::Pending(answer)
             }
-        };
-        match answer.wait_for(Option::is_some).await {
-            Ok(answer) => answer.clone().unwrap_or_else(|| Err(unknown())),
-            Err(_) => Err(unknown()),
         }
     }
 
@@ -255,8 +300,9 @@ impl Identities {
         let lane = if suspect { &self.suspects } else { &self.usual };
         let deadline = tokio::time::Instant::now() + PATIENCE;
         let verdict = lane.run(deadline, self.review(&token, deadline)).await;
-        lock(&self.reviews).settle(token.digest(), verdict.as_ref().ok(), expires, Instant::now(), SystemTime::now());
-        answer.send_replace(Some(verdict));
+        let (now, wall) = (Instant::now(), SystemTime::now());
+        let in_effect = lock(&self.reviews).settle(token.digest(), verdict.as_ref().ok(), expires, now, wall);
+        answer.send_replace(Some(in_effect.map_or(verdict, Ok)));
     }
 
     /// Reviews the token of a connected worker again; false if this failed.
@@ -284,11 +330,18 @@ impl Identities {
     /// Logs an error as a warning once, until it changes.
     fn note(&self, error: Option<&String>) {
         let before = std::mem::replace(&mut *lock(&self.error), error.cloned());
-        match error {
-            Some(error) if before.as_ref() != Some(error) => {
-                warn!(error, "cannot review worker tokens; connected workers stay connected");
+        let (failed, works_again) = match self.holder {
+            TokenHolder::Worker => {
+                ("cannot review worker tokens; connected workers stay connected", "worker token reviews work again")
             }
-            None if before.is_some() => info!("worker token reviews work again"),
+            TokenHolder::Client => (
+                "cannot review client tokens; those reviewed in the last ten minutes are accepted",
+                "client token reviews work again",
+            ),
+        };
+        match error {
+            Some(error) if before.as_ref() != Some(error) => warn!(error, "{failed}"),
+            None if before.is_some() => info!("{works_again}"),
             Some(_) | None => {}
         }
     }
@@ -313,6 +366,16 @@ impl ReviewLane {
             tokio::time::sleep(self.pause).await;
         }
         verdict
+    }
+}
+
+async fn outcome_of(review: BegunReview) -> Result<TokenReviewOutcome, Denial> {
+    match review {
+        BegunReview::Known(verdict) => Ok(verdict),
+        BegunReview::Pending(mut answer) => match answer.wait_for(Option::is_some).await {
+            Ok(answer) => answer.clone().unwrap_or_else(|| Err(unknown())),
+            Err(_) => Err(unknown()),
+        },
     }
 }
 

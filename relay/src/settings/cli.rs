@@ -242,13 +242,18 @@ pub struct Args {
     pub pod_namespace: Option<OptionalText>,
 
     /// Folder with the token and ca.crt of the relay's own ServiceAccount, which must be allowed to get and patch the API key
-    /// Secret and, for worker tokens, to create TokenReviews.
+    /// Secret and, for tokens of workers and tenants, to create TokenReviews.
     #[arg(long, env = "SERVICE_ACCOUNT_DIR", value_name = "DIR", default_value = "/var/run/secrets/kubernetes.io/serviceaccount", value_parser = values::path)]
     pub service_account_dir: PathBuf,
 
     /// Required audience of worker tokens.
     #[arg(long, env = "WORKER_TOKEN_AUDIENCE", value_name = "NAME", default_value = "modelrelay", value_parser = values::audience)]
     pub worker_token_audience: String,
+
+    /// Required audience of the tokens with which Pods of tenants (relay.yaml) call the relay. It must differ from
+    /// WORKER_TOKEN_AUDIENCE.
+    #[arg(long, env = "CLIENT_TOKEN_AUDIENCE", value_name = "NAME", default_value = "modelrelay-clients", value_parser = values::audience)]
+    pub client_token_audience: String,
 
     /// Interval at which the token of a connected worker is reviewed again by the cluster, in seconds.
     #[arg(long, env = "WORKER_TOKEN_RECHECK_SECS", value_name = "SECONDS", default_value = "120", value_parser = values::seconds)]

@@ -16,6 +16,7 @@ use modelrelay_protocol::secret::{Secret, bare};
 use modelrelay_traces::{ENDPOINT, MetricsTarget, Target};
 
 use crate::http::base_path;
+use crate::keys::Tenant;
 use crate::keys::secret::ClusterAccess;
 use crate::kubernetes::api::ClusterApi;
 use crate::net::budget::Purpose;
@@ -23,6 +24,7 @@ use crate::settings::cli::{Args, OptionalAddr, OptionalPath, OptionalText};
 use crate::settings::error::ConfigError;
 use crate::telemetry::log::{LogFilter, LogFormat};
 
+mod bounds;
 mod credentials;
 mod fairness;
 mod file;
@@ -31,6 +33,7 @@ mod origins;
 mod placement;
 mod provider;
 mod raw;
+mod tenants;
 mod usage;
 mod validate;
 
@@ -93,6 +96,10 @@ pub struct Config {
     pub revoked_keys_kept: Option<Duration>,
     /// How tokens of workers are verified.
     pub worker_tokens: WorkerTokens,
+    /// The audience that tokens of clients must be issued for.
+    pub client_token_audience: String,
+    /// The ServiceAccounts that are clients.
+    pub tenants: Vec<Tenant>,
     /// The number of relays that a worker should reach.
     pub relay_count: u32,
     /// True if `/readyz` requires a worker.
@@ -222,9 +229,11 @@ impl Config {
         let file = validate::file(sources)?;
         require_cluster(args, &file.providers, |index| format!("providers[{index}].workerServiceAccounts"))?;
         config.hash = sources.hash().to_owned();
+        config.tenants = file.tenants;
         config.providers = file.providers;
         config.require_api_keys = file.require_api_keys.unwrap_or(args.require_api_keys);
         config.relay_count = file.relay_count.unwrap_or(args.relay_count);
+        config.check_tenants(args)?;
         config.expect_workers = file.expect_workers.unwrap_or(args.expect_workers);
         config.unready_when_saturated = file.unready_when_saturated.unwrap_or(args.unready_when_saturated);
         config.ignored_variables.clone_from(&args.given_provider_settings);
@@ -271,6 +280,26 @@ impl Config {
     /// The provider with this name.
     pub fn provider(&self, name: &str) -> Option<&ProviderConfig> {
         self.providers.iter().find(|provider| provider.name == name)
+    }
+
+    /// Tenants exist only in a cluster, and only if clients are identified at all.
+    fn check_tenants(&self, args: &Args) -> Result<(), ConfigError> {
+        if self.tenants.is_empty() {
+            return Ok(());
+        }
+        if !self.require_api_keys {
+            return Err(ConfigError::new(
+                "tenants: they require requireApiKeys: true (MODELRELAY_REQUIRE_API_KEYS), without which no client is identified",
+            ));
+        }
+        if self.client_token_audience == self.worker_tokens.audience {
+            return Err(ConfigError::new(format!(
+                "CLIENT_TOKEN_AUDIENCE (--client-token-audience): {:?} is that of workers (WORKER_TOKEN_AUDIENCE); tokens of workers \
+                 must not be those of clients",
+                self.client_token_audience
+            )));
+        }
+        ClusterApi::of_this_pod("tenants", "use API keys outside of a cluster", &args.service_account_dir).map(|_| ())
     }
 
     fn add_warnings(&mut self, args: &Args) {
@@ -361,6 +390,8 @@ fn relay_wide(args: &Args) -> Result<Config, ConfigError> {
             audience: args.worker_token_audience.clone(),
             recheck: args.worker_token_recheck_secs,
         },
+        client_token_audience: args.client_token_audience.clone(),
+        tenants: Vec::new(),
         relay_count: args.relay_count,
         expect_workers: args.expect_workers,
         unready_when_saturated: args.unready_when_saturated,

@@ -8,6 +8,10 @@ fn provider(name: &str, spec: &Value) -> Value {
     json!({"apiVersion": "modelrelay.io/v1alpha1", "kind": "Provider", "metadata": {"name": name}, "spec": spec})
 }
 
+fn with_tenants(tenants: &Value) -> Value {
+    provider("p", &json!({"relay": {"requireApiKeys": true, "tenants": tenants}}))
+}
+
 fn pool(name: &str, spec: &Value) -> Value {
     // A Provider that does not exist: nothing is created for these.
     let mut spec = spec.clone();
@@ -79,10 +83,39 @@ async fn provider_errors_are_rejected_with_their_field() {
         (provider("p", &json!({"secretsPolicy": "Keep"})), "supported values: \"Retain\", \"Delete\""),
         (provider("p", &json!({"relay": {"service": {"type": "ExternalName"}}})), "spec.relay.service.type"),
         (provider("p", &json!({"workerSecretRef": {"name": "s"}})), "spec.workerSecretRef.key: Required value"),
+        (with_tenants(&json!([{"serviceAccount": "a"}])), "spec.relay.tenants[0].namespace: Required value"),
+        (with_tenants(&json!([{"namespace": "a/b"}])), "spec.relay.tenants[0].namespace"),
+        (with_tenants(&json!([{"namespace": "a", "weight": 101}])), "spec.relay.tenants[0].weight"),
+        (with_tenants(&json!([{"namespace": "a", "class": "urgent"}])), "supported values: \"interactive\""),
+        (with_tenants(&json!([{"namespace": "a", "maxQueuePercent": 101}])), "spec.relay.tenants[0].maxQueuePercent"),
+        (with_tenants(&json!([{"namespace": "a"}, {"namespace": "a"}])), "Duplicate value"),
+        (
+            with_tenants(
+                &json!([{"namespace": "a", "serviceAccount": "x"}, {"namespace": "a", "serviceAccount": "x"}]),
+            ),
+            "Duplicate value",
+        ),
+        (
+            with_tenants(&json!([{"namespace": "a", "name": "n"}, {"namespace": "b", "name": "n"}])),
+            "the names of tenants must be unique",
+        ),
+        (provider("p", &json!({"relay": {"tenants": [{"namespace": "a"}]}})), "tenants need requireApiKeys: true"),
     ];
     for (resource, words) in cases {
         assert_refused(&namespace, resource, words).await;
     }
+}
+
+#[tokio::test]
+async fn namespace_and_its_account_may_both_be_tenants() {
+    let cluster = Cluster::connect().await;
+    let namespace = cluster.namespace("admit").await;
+    let tenants = json!([
+        {"namespace": "apps", "weight": 2.5, "class": "batch", "tokensPerDay": 1_000_000_000_000_i64},
+        {"namespace": "apps", "serviceAccount": "chat.v2", "name": "Chat", "maxInFlight": 4, "models": ["m"]},
+        {"namespace": "apps", "serviceAccount": "other", "weight": 0.01},
+    ]);
+    assert_taken(&namespace, with_tenants(&tenants)).await;
 }
 
 #[tokio::test]

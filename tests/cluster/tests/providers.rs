@@ -8,3 +8,4 @@ mod life;
 mod objects;
 mod serving;
 mod setup;
+mod tenants;

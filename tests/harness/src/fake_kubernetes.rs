@@ -127,7 +127,9 @@ impl FakeKubernetes {
         variables
     }
 
-    fn account_variables(&self) -> Vec<(&'static str, String)> {
+    /// The variables of a relay in a Pod of this cluster.
+    #[must_use]
+    pub fn account_variables(&self) -> Vec<(&'static str, String)> {
         vec![
             ("KUBERNETES_SERVICE_HOST", self.addr.ip().to_string()),
             ("KUBERNETES_SERVICE_PORT", self.addr.port().to_string()),

@@ -68,7 +68,7 @@ pub(super) async fn advance(
         },
     );
     let mut applied = apply_all(ctx, &valid, &desired, memory).await;
-    // Without the right, the relay serves all the same, but admits no worker by a token.
+    // Without the right, the relay serves all the same, but admits no worker and no client by a token.
     if let Err(error) = bind_reviewers(ctx, &valid, view, memory).await {
         applied.failure.get_or_insert(ProviderFailure::from(&error));
     }
@@ -109,10 +109,10 @@ async fn bind_reviewers(
     let mut relays = view.reviewers.clone();
     // The cache may be behind the Provider that is being reconciled.
     let relay = names::relay(&valid.name);
-    if valid.spec.worker_service_accounts.is_empty() {
-        relays.remove(&relay)
-    } else {
+    if valid.spec.reviews_tokens() {
         relays.insert(relay)
+    } else {
+        relays.remove(&relay)
     };
     if memory.bound.as_ref() == Some(&relays) {
         return Ok(());
@@ -124,7 +124,7 @@ async fn bind_reviewers(
             Ok(())
         }
         // This Provider does not need the right, so the failure does not concern it.
-        Err(error) if valid.spec.worker_service_accounts.is_empty() => {
+        Err(error) if !valid.spec.reviews_tokens() => {
             tracing::debug!(provider = valid.name, %error, "failed to update the token review binding; keeping it unchanged");
             Ok(())
         }

@@ -1,8 +1,8 @@
-//! Manages which relays have the right to have workers' tokens reviewed.
+//! Manages which relays have the right to have tokens of workers and tenants reviewed.
 //!
 //! TokenReviews belong to no namespace, so the right to create them is a ClusterRole's, and no object of a namespace
 //! can own a binding to it. The chart creates both, the binding without subjects. The operator may change that one
-//! binding, and keeps the relays of Providers that list ServiceAccounts in it. So it can neither create nor delete
+//! binding, and keeps the relays of Providers that list ServiceAccounts or tenants in it. So it can neither create nor delete
 //! cluster-wide bindings, and an attacker who takes over the operator can grant nothing but this right. Several
 //! operators may share a cluster, each with its own binding.
 
@@ -28,21 +28,21 @@ const ATTEMPTS: usize = 4;
 pub(super) enum ReviewerError {
     /// The chart gave the operator no binding.
     #[error(
-        "spec.workerServiceAccounts: this operator cannot grant relays the right to review tokens: install the chart with \
-         rbac.workerTokens=true, which requires permission to create ClusterRoles, or remove the field"
+        "spec.workerServiceAccounts, spec.relay.tenants: this operator cannot grant relays the right to review tokens: install the \
+         chart with rbac.workerTokens=true, which requires permission to create ClusterRoles, or remove the fields"
     )]
     NoBinding,
     /// The binding could not be changed.
-    #[error("spec.workerServiceAccounts: {0}")]
+    #[error("spec.workerServiceAccounts, spec.relay.tenants: {0}")]
     Binding(#[source] ApplyError),
 }
 
-/// Returns the relays of a namespace whose Providers list ServiceAccounts.
+/// Returns the relays of a namespace whose Providers list ServiceAccounts or tenants.
 pub(super) fn relays<'a>(providers: impl Iterator<Item = &'a Provider>, namespace: &str) -> BTreeSet<String> {
     let reviews = |provider: &&Provider| {
         provider.metadata.namespace.as_deref() == Some(namespace)
             && provider.metadata.deletion_timestamp.is_none()
-            && !provider.spec.worker_service_accounts.is_empty()
+            && provider.spec.reviews_tokens()
     };
     providers.filter(reviews).map(|provider| names::relay(&provider.name_any())).collect()
 }
@@ -139,29 +139,32 @@ mod tests {
 
     #[test]
     fn only_active_providers_with_accounts_have_reviewers() {
-        let provider = |name: &str, namespace: &str, accounts: &[&str], is_deleted: bool| -> Provider {
+        let provider = |name: &str, namespace: &str, spec: serde_json::Value, is_deleted: bool| -> Provider {
             serde_json::from_value(json!({
                 "apiVersion": "modelrelay.io/v1alpha1", "kind": "Provider",
                 "metadata": {
                     "name": name, "namespace": namespace,
                     "deletionTimestamp": is_deleted.then_some("2026-11-01T00:00:00Z"),
                 },
-                "spec": {"workerServiceAccounts": accounts},
+                "spec": spec,
             }))
             .unwrap()
         };
+        let workers = json!({"workerServiceAccounts": ["gpu"]});
         let all = [
-            provider("local", "llm", &["gpu"], false),
-            provider("plain", "llm", &[], false),
-            provider("gone", "llm", &["gpu"], true),
-            provider("other", "research", &["gpu"], false),
+            provider("local", "llm", workers.clone(), false),
+            provider("shared", "llm", json!({"relay": {"tenants": [{"namespace": "apps"}]}}), false),
+            provider("plain", "llm", json!({}), false),
+            provider("gone", "llm", workers.clone(), true),
+            provider("other", "research", workers, false),
         ];
-        assert_eq!(relays(all.iter(), "llm"), BTreeSet::from(["local-relay".to_owned()]));
+        assert_eq!(relays(all.iter(), "llm"), BTreeSet::from(["local-relay".to_owned(), "shared-relay".to_owned()]));
         let lacking = |subjects: &[Subject]| -> Vec<String> {
             without_right(all.iter(), subjects).map(ResourceExt::name_any).collect()
         };
-        assert_eq!(lacking(&[]), ["local", "other"]);
-        assert_eq!(lacking(&[subject("research", "other-relay"), subject("research", "local-relay")]), ["local"]);
-        assert!(lacking(&[subject("llm", "local-relay"), subject("research", "other-relay")]).is_empty());
+        assert_eq!(lacking(&[]), ["local", "shared", "other"]);
+        assert_eq!(lacking(&[subject("research", "other-relay"), subject("research", "local-relay")]), ["local", "shared"]);
+        let all_bound = [("llm", "local-relay"), ("llm", "shared-relay"), ("research", "other-relay")];
+        assert!(lacking(&all_bound.map(|(namespace, relay)| subject(namespace, relay))).is_empty());
     }
 }

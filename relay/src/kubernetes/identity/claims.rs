@@ -1,4 +1,4 @@
-//! The unverified claims of a token. They admit no worker: they only keep tokens that cannot be valid away from the API
+//! The unverified claims of a token. They admit no peer: they only keep tokens that cannot be valid away from the API
 //! server.
 
 use std::time::{Duration, SystemTime};
@@ -6,6 +6,7 @@ use std::time::{Duration, SystemTime};
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 
 use super::ServiceAccount;
 
@@ -50,7 +51,7 @@ impl UnfitToken {
 impl Claims {
     /// Parses the claims of a token.
     pub fn read(token: &str, audience: &str, now: SystemTime) -> Result<Self, UnfitToken> {
-        let payload = payload(token).ok_or(UnfitToken::NoToken)?;
+        let payload: Payload = payload(token).ok_or(UnfitToken::NoToken)?;
         let account = ServiceAccount::of_user(&payload.sub).ok_or(UnfitToken::NoToken)?;
         if !payload.aud.contains(audience) {
             return Err(UnfitToken::OtherAudience);
@@ -62,6 +63,16 @@ impl Claims {
         }
         Ok(Self { account, expires })
     }
+}
+
+/// True if a text is a token for this audience, valid or not, or looks like one.
+pub fn is_for_audience(text: &str, audience: &str) -> bool {
+    payload::<AudienceOnly>(text).is_some_and(|payload| payload.aud.contains(audience))
+}
+
+#[derive(Deserialize)]
+struct AudienceOnly {
+    aud: Audiences,
 }
 
 #[derive(Deserialize)]
@@ -88,7 +99,7 @@ impl Audiences {
 }
 
 /// The middle one of three parts, if all of them look like parts of a token.
-fn payload(token: &str) -> Option<Payload> {
+fn payload<T: DeserializeOwned>(token: &str) -> Option<T> {
     let letter = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
     if token.len() > MAX_TOKEN_BYTES || !token.bytes().all(letter) {
         return None;
@@ -158,5 +169,16 @@ mod tests {
         }
         assert_eq!(read(&format!("{good}.x")), Err(UnfitToken::NoToken));
         assert_eq!(read(&format!("{good} ")), Err(UnfitToken::NoToken));
+    }
+
+    #[test]
+    fn token_for_audience_is_recognized_whatever_else_it_has() {
+        for claims in [claims(), json!({"aud": "modelrelay"}), json!({"aud": ["modelrelay"], "sub": "admin", "exp": 1})]
+        {
+            assert!(is_for_audience(&token(&claims), "modelrelay"), "{claims}");
+        }
+        for other in [&token(&json!({"aud": "other"})), &token(&json!({})), "modelrelay", "a.b.c", "sk-theirs", ""] {
+            assert!(!is_for_audience(other, "modelrelay"), "{other}");
+        }
     }
 }

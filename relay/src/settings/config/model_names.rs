@@ -7,8 +7,9 @@ use std::fmt;
 use serde::Deserialize;
 use serde::de::{Deserializer, MapAccess, Visitor};
 
+use super::bounds::bounded;
 use super::provider::CatalogueModel;
-use super::validate::{MAX_MODELS, bounded, unique_model};
+use super::validate::{MAX_MODELS, unique_model};
 use super::{ConfigError, ProviderConfig};
 
 /// The further names of one provider's models.

@@ -7,6 +7,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::model_names::RawAliases;
+use super::tenants::RawTenant;
 
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -15,6 +16,7 @@ pub(super) struct RawFile {
     pub(super) relay_count: Option<u32>,
     pub(super) expect_workers: Option<bool>,
     pub(super) unready_when_saturated: Option<bool>,
+    pub(super) tenants: Option<Vec<RawTenant>>,
     /// Required: an empty file, half written by an editor, must not delete every provider.
     pub(super) providers: Vec<RawProvider>,
 }

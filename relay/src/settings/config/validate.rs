@@ -8,14 +8,16 @@ use modelrelay_protocol::model_details::ModelDetails;
 use modelrelay_protocol::names::is_model_name;
 use serde_json::{Map, Value};
 
+use super::bounds::{bounded, within};
 use super::credentials;
 use super::fairness::{FairnessConfig, FairnessMode};
 use super::model_names::{NamePlaces, RawModelNames};
 use super::placement::{CacheIsolation, MOST_HOMES, Placement, PlacementConfig};
 use super::raw::{RawFairness, RawModel, RawPlacement, RawProvider, RawQueue, RawSecret};
 use super::{
-    CatalogueModel, ConfigError, MAX_MODELS_PER_WORKER, MAX_RELAY_COUNT, ProviderConfig, Sources, WorkerSecret,
+    CatalogueModel, ConfigError, MAX_MODELS_PER_WORKER, MAX_RELAY_COUNT, ProviderConfig, Sources, WorkerSecret, tenants,
 };
+use crate::keys::Tenant;
 use crate::kubernetes::identity::ServiceAccount;
 
 const MAX_PROVIDERS: usize = 256;
@@ -34,6 +36,7 @@ pub(super) struct ValidatedFile {
     pub(super) relay_count: Option<u32>,
     pub(super) expect_workers: Option<bool>,
     pub(super) unready_when_saturated: Option<bool>,
+    pub(super) tenants: Vec<Tenant>,
     pub(super) providers: Vec<ProviderConfig>,
 }
 
@@ -55,6 +58,7 @@ pub(super) fn file(sources: &Sources) -> Result<ValidatedFile, ConfigError> {
         relay_count: raw.relay_count,
         expect_workers: raw.expect_workers,
         unready_when_saturated: raw.unready_when_saturated,
+        tenants: tenants::tenants(raw.tenants.as_deref())?,
         providers,
     })
 }
@@ -252,23 +256,4 @@ fn provider_name(place: &str, name: &str) -> Result<(), ConfigError> {
         "at most {MAX_PROVIDER_NAME} characters of a-z, 0-9 and -, beginning with a letter, ending with a letter or digit, not ending in -workers"
     );
     Err(ConfigError::refused(place, name, &allowed))
-}
-
-fn within<T>(place: &str, value: Option<T>, least: T, most: T) -> Result<(), ConfigError>
-where
-    T: PartialOrd + std::fmt::Display + Copy,
-{
-    match value {
-        Some(value) if !(least..=most).contains(&value) => {
-            Err(ConfigError::refused(place, &value.to_string(), &format!("an integer from {least} to {most}")))
-        }
-        Some(_) | None => Ok(()),
-    }
-}
-
-pub(super) fn bounded(place: &str, length: usize, most: usize) -> Result<(), ConfigError> {
-    if length <= most {
-        return Ok(());
-    }
-    Err(ConfigError::new(format!("{place}: {length} entries exceed the limit of {most}")))
 }

@@ -26,7 +26,10 @@ impl Outcome {
             | ErrorKind::NoWebSocket
             | ErrorKind::MethodNotAllowed
             | ErrorKind::NotFound => Self::ClientError,
-            ErrorKind::InvalidApiKey | ErrorKind::ModelForbidden => Self::Unauthorized,
+            ErrorKind::InvalidApiKey
+            | ErrorKind::UnknownTenant
+            | ErrorKind::TokenUnverified
+            | ErrorKind::ModelForbidden => Self::Unauthorized,
             ErrorKind::ModelNotFound => Self::ModelNotFound,
             ErrorKind::QueueFull => Self::QueueFull,
             ErrorKind::Displaced => Self::Displaced,

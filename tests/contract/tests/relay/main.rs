@@ -59,6 +59,8 @@ mod socket_protocol;
 mod socket_register;
 mod stored_responses;
 mod streams;
+mod tenants;
+mod tenants_faults;
 mod timeouts;
 mod tls;
 mod token_limits;

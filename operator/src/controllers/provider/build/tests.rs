@@ -173,6 +173,17 @@ fn worker_accounts_match_snapshot() {
 }
 
 #[test]
+fn tenants_match_snapshot() {
+    let tenants = json!([
+        {"namespace": "apps", "serviceAccount": "chat", "name": "Chat", "class": "interactive", "weight": 2.5},
+        {"namespace": "jobs", "class": "batch", "models": ["m"], "maxInFlight": 40, "maxQueuePercent": 25,
+            "tokensPerMinute": 100_000, "tokensPerDay": 2_000_000},
+    ]);
+    let spec = json!({"relay": {"requireApiKeys": true, "tenants": tenants}});
+    snapshot::check("provider-tenants", &page(&built(spec, &[], &steady(), &defaults())));
+}
+
+#[test]
 fn rotation_in_progress_matches_snapshot() {
     let previous = |value: &str, until: &str| Previous { value: Secret::new(value), until: Some(at(until)) };
     let plan = Plan {

@@ -16,6 +16,12 @@ async fn missing_right_to_bind_reviewers_is_reported() {
     let status = world.api.object("providers/local/status").unwrap();
     assert!(status.to_string().contains("rbac.workerTokens=true"), "{status}");
     assert!(world.api.object("deployments/local-relay").is_some() && world.api.object("services/local").is_some());
+    // Tenants need the same right.
+    let world = World::new();
+    let tenants = json!([{"namespace": "apps"}]);
+    world.pass(&provider(json!({"relay": {"requireApiKeys": true, "tenants": tenants}}))).await.unwrap_err();
+    let status = world.api.object("providers/local/status").unwrap();
+    assert!(status.to_string().contains("spec.relay.tenants: this operator cannot grant"), "{status}");
     // A Provider that does not need the right is unaffected.
     let world = World::new();
     world.pass(&provider(json!({}))).await.unwrap();

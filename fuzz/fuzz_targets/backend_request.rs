@@ -115,7 +115,8 @@ const ALLOWED: [&str; 18] = [
 fuzz_target!(|text: &str| {
     let Some(input) = Input::parse(text) else { return };
     let backend = &BACKENDS[input.backend % BACKENDS.len()];
-    let own = OwnCredentials { admin_token: Some(&Secret::new(ADMIN_TOKEN)), client_audience: "modelrelay-clients" };
+    let admin_token = Secret::new(ADMIN_TOKEN);
+    let own = OwnCredentials { admin_token: Some(&admin_token), client_audience: "modelrelay-clients" };
     let forwarded = backend_headers(&header_map(&input.client), &own, &[]);
     for (name, value) in &forwarded {
         check_header(name, value);

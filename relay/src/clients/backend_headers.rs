@@ -54,8 +54,8 @@ mod tests {
     use http::{HeaderName, HeaderValue};
 
     fn kept(map: &HeaderMap, admin_token: &str) -> BTreeMap<String, String> {
-        let own =
-            OwnCredentials { admin_token: Some(&Secret::new(admin_token)), client_audience: "modelrelay-clients" };
+        let admin_token = Secret::new(admin_token);
+        let own = OwnCredentials { admin_token: Some(&admin_token), client_audience: "modelrelay-clients" };
         backend_headers(map, &own, &[])
     }
 

@@ -54,8 +54,8 @@ const MAX_STATE_COST: u32 = 600_000;
 const READ_AT_ONCE: usize = 4;
 /// The limits of all responses that the process reads. The costliest response, some 60 MB when parsed, is parsed alone.
 static INTAKE: Intake = Intake::new(MAX_STATE_BYTES, MAX_STATE_COST, READ_AT_ONCE, 1);
-/// A user's own token may change at any time; a rejected one is read again at once.
-const TOKEN_LIVES: Duration = Duration::from_secs(60);
+/// A user's own token may change at any time; a rejected one is read again at once, so this is only a precaution.
+const TOKEN_LIVES: Duration = Duration::from_secs(3600);
 
 /// Polls indefinitely; it ends when it is dropped.
 pub async fn run(ctx: Arc<Context>, caches: Caches) {

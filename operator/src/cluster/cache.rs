@@ -71,6 +71,7 @@ pub fn start(client: &Client, span: &Span) -> (Caches, Requests, impl Future<Out
         Box::pin(keep(span.api(client), names::POOL_LABEL.into(), pool_pods_writer, trim_pod, pods(&triggers))),
         Box::pin(keep(span.api(client), ours.clone(), deployments_writer, |_| {}, objects(&triggers))),
         Box::pin(keep(span.api(client), ours.clone(), daemon_sets_writer, |_| {}, objects(&triggers))),
+        Box::pin(count_changes(span.api(client), triggers.clone())),
         Box::pin(notice::<Service>(span.api(client), ours.clone(), &triggers)),
         Box::pin(notice::<ServiceAccount>(span.api(client), ours.clone(), &triggers)),
         Box::pin(notice::<Secret>(span.api(client), ours.clone(), &triggers)),
@@ -253,6 +254,20 @@ where
 {
     let (_, writer) = reflector::store();
     keep(api, selector, writer, |object| object.annotations_mut().clear(), objects(triggers))
+}
+
+/// Counts the changes of all Deployments, without storing any: those of other owners are read only after a change.
+async fn count_changes(api: Api<PartialObjectMeta<Deployment>>, triggers: Triggers) {
+    let mut stream = std::pin::pin!(watcher(api, Config::default()).default_backoff());
+    while let Some(event) = stream.next().await {
+        match event {
+            Ok(Event::Apply(object) | Event::InitApply(object) | Event::Delete(object)) => {
+                triggers.deployment_changed(object.namespace().unwrap_or_default());
+            }
+            Ok(Event::Init | Event::InitDone) => {}
+            Err(error) => tracing::warn!(kind = "Deployment", %error, "watch failed; retrying"),
+        }
+    }
 }
 
 /// A change of a Provider triggers the Provider and its pools.

@@ -64,11 +64,12 @@ const CONCURRENCY: u16 = 4;
 /// Changes of Pods come in bursts: those within this time of the first cause one reconciliation.
 const GATHER: Duration = Duration::from_millis(100);
 /// The interval of reconciliations without a trigger, in case a change was missed.
-const RESYNC: Duration = Duration::from_secs(300);
+const RESYNC: Duration = Duration::from_secs(3600);
 /// No watch reports a change of the Secret with the relays' authority.
 const AUTHORITY_INTERVAL: Duration = Duration::from_secs(30);
 
-/// The interval for a pool without Pods: no watch reports why another owner cannot create them.
+/// The interval for a pool without Pods: no change of another owner's Deployment triggers a reconciliation. Deployments
+/// are read only if one changed.
 const WITHOUT_PODS: Duration = Duration::from_secs(60);
 
 /// The state that both loops share.
@@ -206,7 +207,7 @@ async fn reconcile_pool(pool: &WorkerPool, shared: &PoolContext) -> Result<Actio
     let counts = pod_counts::take(pods.iter().map(AsRef::as_ref), measure);
     let provider = fetch::provider(&shared.caches, pool);
     let not_created = match is_without_pods(pool, &counts) {
-        true => fetch::not_created(&shared.ctx.client, pool).await,
+        true => fetch::not_created(shared, pool).await,
         false => None,
     };
     let fetched = FetchedPool { provider, pods, counts, not_created };

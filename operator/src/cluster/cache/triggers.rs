@@ -22,8 +22,18 @@ use crate::resources::names;
 pub struct Triggers {
     // Locked for a lookup or an insertion, never across an await.
     changes: Arc<Mutex<HashMap<ObjectRef<Provider>, Changes>>>,
+    watched: Arc<Mutex<WatchedState>>,
     providers: UnboundedSender<ObjectRef<Provider>>,
     pools: UnboundedSender<ObjectRef<WorkerPool>>,
+}
+
+/// The last state that watches delivered, which saves reads of unchanged objects.
+#[derive(Default)]
+struct WatchedState {
+    /// Content versions of the pools' objects, by namespace, and by kind and name.
+    objects: HashMap<(String, String), String>,
+    /// The number of changes of Deployments, by namespace.
+    deployments: HashMap<String, u64>,
 }
 
 /// The receiving ends of [`Triggers`].
@@ -61,7 +71,7 @@ impl Triggers {
         let (providers, provider_requests) = unbounded_channel();
         let (pools, pool_requests) = unbounded_channel();
         (
-            Self { changes: Arc::default(), providers, pools },
+            Self { changes: Arc::default(), watched: Arc::default(), providers, pools },
             Requests { providers: provider_requests, pools: pool_requests },
         )
     }
@@ -97,6 +107,11 @@ impl Triggers {
     pub(crate) fn object<K: Resource<DynamicType = ()>>(&self, object: &K, now: Now) {
         let namespace = object.namespace().unwrap_or_default();
         if let Some(pool) = object.labels().get(names::POOL_LABEL) {
+            let key = (namespace.clone(), manifests::display(&K::kind(&()), &object.name_any()));
+            match now {
+                Now::There => self.watched().objects.insert(key, apply::content_version(object.meta())),
+                Now::Gone => self.watched().objects.remove(&key),
+            };
             self.pool(&namespace, pool);
         } else if let Some(provider) = object.labels().get(names::PROVIDER_LABEL) {
             let display = manifests::display(&K::kind(&()), &object.name_any());
@@ -108,6 +123,21 @@ impl Triggers {
                 changes.objects.insert(display, seen);
             });
         }
+    }
+
+    /// Returns the content version of a pool's object that the watches delivered last.
+    pub fn watched_version(&self, namespace: &str, display: &str) -> Option<String> {
+        self.watched().objects.get(&(namespace.to_owned(), display.to_owned())).cloned()
+    }
+
+    /// Records a change of any Deployment.
+    pub(crate) fn deployment_changed(&self, namespace: String) {
+        *self.watched().deployments.entry(namespace).or_default() += 1;
+    }
+
+    /// Returns the number of changes of Deployments in a namespace.
+    pub fn deployment_changes(&self, namespace: &str) -> u64 {
+        self.watched().deployments.get(namespace).copied().unwrap_or_default()
     }
 
     /// Handles a change of a Pod that a template created: the owner in its labels has a change to report.
@@ -124,6 +154,10 @@ impl Triggers {
         let reference = ObjectRef::new(name).within(namespace);
         change(self.lock().entry(reference.clone()).or_default());
         let _ = self.providers.send(reference);
+    }
+
+    fn watched(&self) -> MutexGuard<'_, WatchedState> {
+        self.watched.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<ObjectRef<Provider>, Changes>> {

@@ -1,5 +1,6 @@
 //! Reads everything that a reconciliation of a pool depends on.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use k8s_openapi::api::apps::v1::Deployment;
@@ -10,6 +11,7 @@ use kube::{Client, ResourceExt};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
+use super::PoolContext;
 use super::render::Live;
 use super::rollout;
 use super::status::ProviderState;
@@ -121,10 +123,25 @@ pub fn provider_problem(caches: &Caches, pool: &WorkerPool) -> Option<String> {
 }
 
 /// Returns the reason that another owner's Deployment, whose Pods would carry the pool's label, cannot create them.
-/// Such Deployments are not watched, and other kinds do not report the reason in their status. Returns `None` if they
-/// cannot be read.
-pub async fn not_created(client: &Client, pool: &WorkerPool) -> Option<String> {
-    let api: Api<Deployment> = Api::namespaced(client.clone(), &pool.namespace().unwrap_or_default());
+/// Such Deployments are read once for all pools of a namespace, and again after a change; other kinds do not report the
+/// reason in their status. Returns `None` if they cannot be read.
+pub async fn not_created(shared: &PoolContext, pool: &WorkerPool) -> Option<String> {
+    let namespace = pool.namespace().unwrap_or_default();
+    // Before the list, so that a change during it is not missed.
+    let changes = shared.caches.triggers.deployment_changes(&namespace);
+    let found = match shared.memory.failures(&namespace, changes) {
+        Some(known) => known,
+        None => {
+            let found = Arc::new(pod_failures(&shared.ctx.client, &namespace).await?);
+            shared.memory.store_failures(namespace, changes, found.clone());
+            found
+        }
+    };
+    found.get(&pool.name_any()).cloned()
+}
+
+async fn pod_failures(client: &Client, namespace: &str) -> Option<HashMap<String, String>> {
+    let api: Api<Deployment> = Api::namespaced(client.clone(), namespace);
     let deployments = match api.list(&ListParams::default().limit(DEPLOYMENTS)).await {
         Ok(deployments) => deployments,
         Err(error) => {
@@ -132,13 +149,13 @@ pub async fn not_created(client: &Client, pool: &WorkerPool) -> Option<String> {
             return None;
         }
     };
-    let name = pool.name_any();
-    deployments.iter().find_map(|deployment| {
+    let failures = deployments.iter().filter_map(|deployment| {
         let template = deployment.spec.as_ref()?.template.metadata.as_ref()?;
-        template.labels.as_ref()?.get(names::POOL_LABEL).filter(|label| **label == name)?;
+        let pool = template.labels.as_ref()?.get(names::POOL_LABEL)?;
         let why = rollout::failure(&serde_json::to_value(deployment).ok()?)?;
-        Some(format!("Deployment {} cannot create its Pods: {why}", deployment.name_any()))
-    })
+        Some((pool.clone(), format!("Deployment {} cannot create its Pods: {why}", deployment.name_any())))
+    });
+    Some(failures.collect())
 }
 
 /// Returns the Pods that carry the pool's label.

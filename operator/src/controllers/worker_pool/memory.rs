@@ -2,7 +2,7 @@
 //! starts without.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use backon::{BackoffBuilder, ExponentialBackoff, ExponentialBuilder};
@@ -25,7 +25,12 @@ const LONGEST_DELAY: Duration = Duration::from_secs(300);
 pub struct PoolMemories {
     // Locked for one access, never across an await.
     pools: Mutex<HashMap<ObjectKey, PoolMemory>>,
+    /// The failures of foreign Deployments, by namespace, with the number of changes after which they were read.
+    failures: Mutex<HashMap<String, (u64, PodFailures)>>,
 }
+
+/// The reasons that foreign Deployments cannot create Pods, by pool.
+pub type PodFailures = Arc<HashMap<String, String>>;
 
 /// The memory of one pool.
 #[derive(Default)]
@@ -112,6 +117,17 @@ impl PoolMemories {
             *entry = PoolMemory { uid, ..PoolMemory::default() };
         }
         access(entry)
+    }
+
+    /// Returns the failures of foreign Deployments of a namespace, unless Deployments changed since they were read.
+    pub fn failures(&self, namespace: &str, changes: u64) -> Option<PodFailures> {
+        let failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
+        failures.get(namespace).filter(|(at, _)| *at == changes).map(|(_, failures)| failures.clone())
+    }
+
+    /// Stores the failures that were read after that number of changes.
+    pub fn store_failures(&self, namespace: String, changes: u64, found: PodFailures) {
+        self.failures.lock().unwrap_or_else(PoisonError::into_inner).insert(namespace, (changes, found));
     }
 
     /// Removes all pools for which `there` is false, and returns their keys.

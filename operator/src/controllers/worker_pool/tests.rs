@@ -44,10 +44,12 @@ struct Server {
     writes: Vec<String>,
     events: Vec<String>,
     version: u64,
+    requests: usize,
 }
 
 impl Server {
     fn answer(&mut self, method: &Method, path: &str, body: &Value) -> (u16, Value) {
+        self.requests += 1;
         let fault = self.faults.iter().find(|((of, at), _)| of == method && *at == path).map(|(_, fault)| *fault);
         if method != Method::GET && !path.contains("/events") {
             self.writes.push(format!("{method} {path}"));

@@ -1,6 +1,9 @@
 //! Pods that other owners create.
 
+use k8s_openapi::api::core::v1::ConfigMap;
+
 use super::*;
+use crate::cluster::cache::Now;
 use crate::webhook::inject::decide::{self, Lookup};
 use crate::webhook::inject::review::AdmissionDecision;
 use crate::webhook::inject::review::Review;
@@ -121,10 +124,35 @@ async fn foreign_deployment_without_pods_is_explained() {
     let mut with_ours = theirs.clone();
     with_ours.as_array_mut().unwrap().push(deployment("vllm", "llama", "True"));
     say(with_ours);
+    scene.reconcile().await.unwrap();
+    assert_eq!(scene.condition("Ready").1, "NoPods", "not read again before a change");
+    scene.shared.caches.triggers.deployment_changed("llm".to_owned());
     let again = scene.reconcile().await.unwrap();
     assert_eq!(scene.condition("Ready"), ("False".into(), "PodsNotCreated".into()));
     let status = scene.pool().status.clone().unwrap();
     assert_eq!(status.conditions[0].message, format!("Deployment vllm cannot create its Pods: {why}"));
-    // No watch reports a change of such a Deployment.
+    // No change of such a Deployment triggers a reconciliation.
     assert_eq!(again, Action::requeue(Duration::from_secs(60)));
+}
+
+#[tokio::test]
+async fn unchanged_pool_without_pods_reads_nothing() {
+    let scene = Scene::new(&json!({"template": null, "replicas": null}));
+    let none = json!({"apiVersion": "apps/v1", "kind": "DeploymentList", "metadata": {}, "items": []});
+    scene.server.lock().unwrap().objects.insert(DEPLOYMENTS.to_owned(), none);
+    scene.reconcile().await.unwrap();
+    let applied = scene.server.lock().unwrap().objects[CONFIG_MAP].clone();
+    let applied: ConfigMap = serde_json::from_value(applied).unwrap();
+    scene.shared.caches.triggers.object(&applied, Now::There);
+    let requests = || std::mem::take(&mut scene.server.lock().unwrap().requests);
+    assert!(requests() > 0);
+    scene.reconcile().await.unwrap();
+    assert_eq!(requests(), 0);
+    // A change of the ConfigMap, or of any Deployment, is read.
+    let mut changed = applied.clone();
+    changed.metadata.resource_version = Some("another".to_owned());
+    scene.shared.caches.triggers.object(&changed, Now::There);
+    scene.shared.caches.triggers.deployment_changed("llm".to_owned());
+    scene.reconcile().await.unwrap();
+    assert_eq!(requests(), 2);
 }

@@ -163,7 +163,10 @@ mod tests {
             without_right(all.iter(), subjects).map(ResourceExt::name_any).collect()
         };
         assert_eq!(lacking(&[]), ["local", "shared", "other"]);
-        assert_eq!(lacking(&[subject("research", "other-relay"), subject("research", "local-relay")]), ["local", "shared"]);
+        assert_eq!(
+            lacking(&[subject("research", "other-relay"), subject("research", "local-relay")]),
+            ["local", "shared"]
+        );
         let all_bound = [("llm", "local-relay"), ("llm", "shared-relay"), ("research", "other-relay")];
         assert!(lacking(&all_bound.map(|(namespace, relay)| subject(namespace, relay))).is_empty());
     }

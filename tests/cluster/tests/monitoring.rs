@@ -26,7 +26,14 @@ use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
 /// Kinds among the examples whose definitions a cluster lacks by default.
-const FOREIGN_KINDS: [&str; 4] = ["ClientSettingsPolicy", "HTTPRoute", "ProxySettingsPolicy", "ScaledObject"];
+const FOREIGN_KINDS: [&str; 6] = [
+    "ClientSettingsPolicy",
+    "HTTPRoute",
+    "PeerAuthentication",
+    "ProxySettingsPolicy",
+    "ReferenceGrant",
+    "ScaledObject",
+];
 
 /// A ready Provider `local`, and pools.
 async fn serving(prefix: &str, pools: &[Value]) -> Namespace {

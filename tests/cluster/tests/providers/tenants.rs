@@ -1,4 +1,4 @@
-//! Pods that call the relay with the token of their ServiceAccount, with a real API server.
+//! Clients that call the relay with the token of a ServiceAccount, with a real API server.
 
 use modelrelay_cluster::{TEST_TIMEOUT, http::fetch, manifests, wait_until};
 use serde_json::{Value, json};
@@ -7,8 +7,6 @@ use super::setup::{LOCAL, Setup, address_of};
 
 /// The ServiceAccount of the tenant.
 const CHAT: &str = "chat";
-/// The Provider whose worker is a client of the other one.
-const FRONT: &str = "front";
 const AUDIENCE: &str = "modelrelay-clients";
 
 impl Setup {
@@ -31,50 +29,6 @@ impl Setup {
         let bearer = format!("Bearer {}", self.namespace.kubectl(&create).await.trim());
         self.send_request("/v1/chat/completions", &[("authorization", &bearer)]).await.status
     }
-}
-
-/// A worker of the Provider `front` whose backend is the relay of `local`, which it calls with its own projected token.
-fn client_pod() -> Value {
-    let secret = json!({"secretKeyRef": {"name": format!("{FRONT}-worker"), "key": "worker-secret"}});
-    let token = json!({"serviceAccountToken": {"path": "token", "audience": AUDIENCE, "expirationSeconds": 3600}});
-    json!({
-        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "client"},
-        "spec": {
-            "serviceAccountName": CHAT, "automountServiceAccountToken": false,
-            "containers": [{
-                "name": "client", "image": "localhost/modelrelay-worker:dev", "imagePullPolicy": "Never",
-                "env": [
-                    {"name": "PROXY_URL", "value": format!("http://{FRONT}-workers:8081")},
-                    {"name": "PROVIDER_NAME", "value": FRONT},
-                    {"name": "WORKER_SECRET", "valueFrom": secret},
-                    {"name": "BACKEND_URL", "value": format!("http://{LOCAL}")},
-                    {"name": "BACKEND_API_KEY_FILE", "value": "/var/run/secrets/modelrelay/token"},
-                ],
-                "volumeMounts": [{"name": "modelrelay", "mountPath": "/var/run/secrets/modelrelay", "readOnly": true}],
-            }],
-            "volumes": [{"name": "modelrelay", "projected": {"sources": [token]}}],
-        },
-    })
-}
-
-#[tokio::test]
-async fn pod_calls_relay_with_projected_token() {
-    let setup = Setup::with_tenant().await;
-    setup.namespace.apply(&[manifests::provider(FRONT, &json!({}))]).await;
-    setup.namespace.wait_for_condition(&setup.providers, FRONT, "Ready", "True").await;
-    setup.namespace.apply(&[client_pod()]).await;
-    let front = setup.namespace.service_address(FRONT).await;
-    let body = json!({"model": "demo", "max_tokens": 5, "messages": [{"role": "user", "content": "hi"}]});
-    wait_until("a response through the Pod", TEST_TIMEOUT, async || {
-        fetch(front, "POST /v1/chat/completions", &[], &body).await.is_ok_and(|reply| reply.status == 200)
-    })
-    .await;
-    let relay = setup.relays().await.into_iter().next().expect("a relay");
-    let id = format!("sa:{}/{CHAT}", setup.namespace.name);
-    let usage = setup.admin(&relay, &format!("GET /admin/usage?key={id}"), &Value::Null).await.json();
-    assert_eq!(usage["usage"][0]["key"], "Chats", "{usage}");
-    let listed = setup.admin(&relay, "GET /admin/keys", &Value::Null).await.json();
-    assert_eq!(listed["tenants"][0]["id"], id.as_str(), "{listed}");
 }
 
 #[tokio::test]

@@ -9,8 +9,7 @@ use modelrelay_protocol::error::{ApiError, ErrorKind};
 use modelrelay_protocol::headers::{bearer_token, is_own_key};
 use modelrelay_protocol::paths::Endpoint;
 
-use super::tenant::{self, PendingTenant, TenantCheck};
-use super::{class, text_header};
+use super::{class, tenant, text_header};
 use crate::dispatch::{Allowed, Class, Model, Owner, QueueShare};
 use crate::keys::{Key, KeyLease, TokenLimit};
 use crate::net::budget::Holder;
@@ -26,29 +25,11 @@ pub struct Caller {
     key: Option<Arc<Key>>,
 }
 
-/// A caller that is known, or will be once the cluster has reviewed its token.
-pub struct Authentication(Result<Caller, PendingTenant>);
-
-impl Authentication {
-    /// Waits for the review of the token, if there is one.
-    pub async fn caller(self, relay: &Relay) -> Result<Caller, ApiError> {
-        match self.0 {
-            Ok(caller) => Ok(caller),
-            // Boxed, because the future of every request would have its size.
-            Err(pending) => Box::pin(pending.wait(relay)).await.map(Caller::of),
-        }
-    }
-}
-
 impl Caller {
-    /// Checks a request's key before any of its body is read.
-    pub fn authenticate(
-        relay: &Relay,
-        headers: &HeaderMap,
-        extensions: &Extensions,
-    ) -> Result<Authentication, ApiError> {
+    /// Checks a request's key before any of its body is read. Only the token of a tenant may have to be waited for.
+    pub async fn authenticate(relay: &Relay, headers: &HeaderMap, extensions: &Extensions) -> Result<Self, ApiError> {
         if !relay.shared.config.load().require_api_keys {
-            return Ok(Authentication(Ok(Self { key: None })));
+            return Ok(Self { key: None });
         }
         let refused = |message: &'static str| {
             relay.shared.metrics.login_failed(Realm::Client);
@@ -58,13 +39,11 @@ impl Caller {
         let is_token = |value: &str| has_tenants && tenant::is_client_token(relay, value);
         let presented = presented_key(headers, is_token).ok_or_else(|| refused("API key required"))?;
         match relay.keys.verify(presented, SystemTime::now()) {
-            Ok(key) => Ok(Authentication(Ok(Self::of(key)))),
+            Ok(key) => Ok(Self::of(key)),
             Err(_) if has_tenants && looks_like_token(presented) => {
-                let check = tenant::check(relay, presented, relay.client_address(headers, extensions))?;
-                Ok(Authentication(match check {
-                    TenantCheck::Known(tenant) => Ok(Self::of(tenant)),
-                    TenantCheck::Pending(pending) => Err(pending),
-                }))
+                let address = relay.client_address(headers, extensions);
+                // Boxed, because the future of every request would have its size.
+                Box::pin(tenant::authenticate(relay, presented, address)).await.map(Self::of)
             }
             Err(rejection) => {
                 tracing::debug!(%rejection, "API key refused");

@@ -16,7 +16,7 @@ use modelrelay_protocol::error::{ApiError, ErrorKind};
 use modelrelay_protocol::paths::{self, Endpoint};
 
 use super::answer::{Answer, respond};
-use super::auth::{self, Authentication, Caller};
+use super::auth::{self, Caller};
 use super::backend_headers::{OwnCredentials, backend_headers};
 use super::ticket::Ticket;
 use super::{browser, intake, models, parse, rewrite, spelling, text_header};
@@ -67,10 +67,7 @@ async fn serve(relay: &Arc<Relay>, request: Request<Body>, response_id: Option<&
     let (method, path) = (&parts.method, parts.uri.path());
     let begin = |traces| RequestTrace::begin(traces, method, path, &parts.headers, &client.request_id);
     let trace = relay.shared.traces.as_ref().map(begin).map(Arc::new);
-    let admitted = match admit(relay, &parts) {
-        Ok(authentication) => authentication.caller(relay).await,
-        Err(error) => Err(error),
-    };
+    let admitted = admit(relay, &parts).await;
     let prepared = match &admitted {
         Ok(caller) => prepare(relay, caller, (&client, trace.as_ref()), &parts, (&mut body, response_id)).await,
         Err(error) => Err(error.clone()),
@@ -242,12 +239,12 @@ async fn find_route(relay: &Relay, caller: &Caller, named: Option<&str>, model: 
     }
 }
 
-fn admit(relay: &Relay, parts: &Parts) -> Result<Authentication, ApiError> {
+async fn admit(relay: &Relay, parts: &Parts) -> Result<Caller, ApiError> {
     browser::admit(&relay.shared.config.load(), &parts.method, &parts.headers)?;
     if relay.refuses_new(&parts.extensions) {
         return Err(ApiError::new(ErrorKind::Draining, "the relay is shutting down; try again"));
     }
-    Caller::authenticate(relay, &parts.headers, &parts.extensions)
+    Caller::authenticate(relay, &parts.headers, &parts.extensions).await
 }
 
 async fn read_body(

@@ -115,10 +115,8 @@ async fn respond(
     make: impl FnOnce(&Caller, bool) -> Result<Value, ApiError>,
 ) -> Response {
     let (client, headers, config) = (Client::of(&request), request.headers(), relay.shared.config.load_full());
-    let admitted =
-        browser::check_host(&config, headers).and_then(|()| Caller::authenticate(relay, headers, request.extensions()));
-    let admitted = match admitted {
-        Ok(authentication) => authentication.caller(relay).await,
+    let admitted = match browser::check_host(&config, headers) {
+        Ok(()) => Caller::authenticate(relay, headers, request.extensions()).await,
         Err(error) => Err(error),
     };
     let made = admitted.and_then(|caller| make(&caller, headers.contains_key("anthropic-version")));

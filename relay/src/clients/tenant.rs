@@ -11,46 +11,19 @@ use modelrelay_protocol::error::{ApiError, ErrorKind};
 
 use crate::keys::Key;
 use crate::kubernetes::identity::claims::is_for_audience;
-use crate::kubernetes::identity::{ClientAccount, Denial, PendingAccount, ServiceAccount};
+use crate::kubernetes::identity::{Denial, ServiceAccount};
 use crate::state::Relay;
 use crate::telemetry::metrics::Realm;
 
-/// The tenant of a token.
-pub(super) enum TenantCheck {
-    Known(Arc<Key>),
-    Pending(PendingTenant),
-}
-
-/// A token that is being reviewed.
-pub(super) struct PendingTenant {
-    account: PendingAccount,
-    address: IpAddr,
-}
-
-/// Returns the tenant of this token, or the review to wait for. `address` is that of the client.
-pub(super) fn check(relay: &Relay, token: &str, address: IpAddr) -> Result<TenantCheck, ApiError> {
+/// Returns the tenant of this token. `address` is that of the client.
+pub(super) async fn authenticate(relay: &Relay, token: &str, address: IpAddr) -> Result<Arc<Key>, ApiError> {
     let tokens = &relay.client_tokens;
     let suspect = tokens.failures.locked_for(address, Instant::now()).is_some();
-    match tokens.identities.account_of_client(token, suspect) {
-        Ok(ClientAccount::Known(account)) => tenant_of(relay, &account).map(TenantCheck::Known),
-        Ok(ClientAccount::Pending(account)) => Ok(TenantCheck::Pending(PendingTenant { account, address })),
+    // No client is locked out, but reviews for addresses that failed often have a lane of their own.
+    let rejected = || _ = tokens.failures.judge(address, false, Instant::now());
+    match tokens.identities.account_of_client(token, suspect, rejected).await {
+        Ok(account) => tenant_of(relay, &account),
         Err(denial) => Err(refusal(relay, denial)),
-    }
-}
-
-impl PendingTenant {
-    /// Waits for the review.
-    pub(super) async fn wait(self, relay: &Relay) -> Result<Arc<Key>, ApiError> {
-        match self.account.wait().await {
-            Ok(account) => tenant_of(relay, &account),
-            Err(denial) => {
-                if let Denial::Refused(_) = denial {
-                    // No client is locked out, but reviews for addresses that failed often have a lane of their own.
-                    relay.client_tokens.failures.judge(self.address, false, Instant::now());
-                }
-                Err(refusal(relay, denial))
-            }
-        }
     }
 }
 

@@ -32,8 +32,6 @@ use crate::kubernetes::api::ClusterApi;
 use claims::Claims;
 use reviews::{CacheRule, Found, Reviews};
 
-pub use clients::{ClientAccount, PendingAccount};
-
 /// Reviews in parallel.
 const AT_ONCE: usize = 8;
 /// Tokens that may wait for their review: more than those of a large fleet that dials in one instant, a few seconds' worth.
@@ -96,12 +94,6 @@ pub enum TokenHolder {
     Worker,
     /// Clients.
     Client,
-}
-
-/// A review that may have been completed before.
-enum BegunReview {
-    Known(TokenReviewOutcome),
-    Pending(watch::Receiver<Option<Result<TokenReviewOutcome, Denial>>>),
 }
 
 /// Identifies the accounts of tokens.
@@ -256,7 +248,7 @@ impl Identities {
             return Err(Denial::Refused("worker authentication failed".to_owned()));
         }
         let token = Secret::new(token);
-        match outcome_of(self.begin_review(&token, &claims, suspect)).await? {
+        match self.review_outcome(&token, &claims, suspect).await?.0 {
             TokenReviewOutcome::Genuine(account) => Ok(Identity::new(account, token, claims.expires)),
             TokenReviewOutcome::Refused => Err(Denial::Refused("worker authentication failed".to_owned())),
         }
@@ -267,27 +259,37 @@ impl Identities {
         lock(&self.error).clone()
     }
 
-    /// Returns the known result, or begins a review, or joins the one that others wait for.
-    fn begin_review(self: &Arc<Self>, token: &Secret, claims: &Claims, suspect: bool) -> BegunReview {
+    /// Returns the known result and false, or true and the result of a review that was waited for, alone or with others.
+    async fn review_outcome(
+        self: &Arc<Self>,
+        token: &Secret,
+        claims: &Claims,
+        suspect: bool,
+    ) -> Result<(TokenReviewOutcome, bool), Denial> {
         let found = lock(&self.reviews).find(token.digest(), Instant::now());
         // In a task of its own, so that a peer that disconnects does not cancel the review for the others.
         let review = |sender: watch::Sender<_>| {
             let (identities, token, expires) = (Arc::clone(self), token.clone(), claims.expires);
             tokio::spawn(async move { identities.review_for_all(token, expires, suspect, sender).await });
         };
-        match found {
-            Found::Known(verdict) => BegunReview::Known(verdict),
+        let mut answer = match found {
+            Found::Known(verdict) => return Ok((verdict, false)),
             Found::Due(verdict, sender) => {
                 review(sender);
-                BegunReview::Known(verdict)
+                return Ok((verdict, false));
             }
-            Found::Pending(answer) => BegunReview::Pending(answer),
+            Found::Pending(answer) => answer,
             Found::Nothing(sender) => {
                 let answer = sender.subscribe();
                 review(sender);
-                BegunReview::Pending(answer)
+                answer
             }
-        }
+        };
+        let verdict = match answer.wait_for(Option::is_some).await {
+            Ok(answer) => answer.clone().unwrap_or_else(|| Err(unknown())),
+            Err(_) => Err(unknown()),
+        };
+        verdict.map(|verdict| (verdict, true))
     }
 
     async fn review_for_all(
@@ -366,16 +368,6 @@ impl ReviewLane {
             tokio::time::sleep(self.pause).await;
         }
         verdict
-    }
-}
-
-async fn outcome_of(review: BegunReview) -> Result<TokenReviewOutcome, Denial> {
-    match review {
-        BegunReview::Known(verdict) => Ok(verdict),
-        BegunReview::Pending(mut answer) => match answer.wait_for(Option::is_some).await {
-            Ok(answer) => answer.clone().unwrap_or_else(|| Err(unknown())),
-            Err(_) => Err(unknown()),
-        },
     }
 }
 

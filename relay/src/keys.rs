@@ -22,7 +22,7 @@ use subtle::ConstantTimeEq;
 use crate::dispatch::{Class, Weight};
 use crate::system::unix_time::unix_millis;
 
-mod edit;
+pub(crate) mod edit;
 pub mod file;
 mod forget;
 mod generate;

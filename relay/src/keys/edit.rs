@@ -15,11 +15,14 @@ use serde_json::Value;
 use super::{KeyRecord, KeyStoreError, generate};
 use crate::dispatch::{Class, ShareError, Weight};
 
-const MAX_NAME_CHARS: usize = 128;
-const MAX_SCOPE: usize = 256;
-const MAX_SCOPE_CHARS: usize = 256;
+/// The most characters of a name.
+pub(crate) const MAX_NAME_CHARS: usize = 128;
+/// The most providers or models that a key is restricted to.
+pub(crate) const MAX_SCOPE: usize = 256;
+/// The most characters of each.
+pub(crate) const MAX_SCOPE_CHARS: usize = 256;
 /// The highest limit of tokens: more than the largest fleet generates in a day.
-const MAX_TOKENS: u64 = 1_000_000_000_000;
+pub(crate) const MAX_TOKENS: u64 = 1_000_000_000_000;
 /// The most characters of a value in the audit log.
 const MAX_SHOWN_CHARS: usize = 256;
 const ALLOWED: &str = "name, providers, models, expires_at, max_in_flight, max_queue_percent, tokens_per_minute, \
@@ -157,7 +160,8 @@ fn name(value: &Value) -> Result<String, Requirement> {
     name.map(str::to_owned).ok_or_else(allowed)
 }
 
-fn is_printable(text: &str, most: usize) -> bool {
+/// True if a text has from one to `most` characters, all of them visible.
+pub(crate) fn is_printable(text: &str, most: usize) -> bool {
     (1..=most).contains(&text.chars().count()) && !text.contains(is_unprintable)
 }
 

@@ -2,23 +2,18 @@
 
 use std::collections::HashSet;
 
-use modelrelay_protocol::names::is_unprintable;
 use serde::Deserialize;
 use serde_json::Number;
 
 use super::ConfigError;
 use super::bounds::{bounded, within};
 use crate::dispatch::{Class, ShareError, Weight};
+use crate::keys::edit::{MAX_NAME_CHARS, MAX_SCOPE, MAX_SCOPE_CHARS, MAX_TOKENS, is_printable};
 use crate::keys::{KeyLimits, Tenant};
 use crate::kubernetes::identity::{is_account_name, is_namespace};
 
 /// The most tenants; a namespace needs one for all its ServiceAccounts.
 const MAX_TENANTS: usize = 128;
-const MAX_NAME_CHARS: usize = 128;
-const MAX_SCOPE: usize = 256;
-const MAX_SCOPE_CHARS: usize = 256;
-/// The highest limit of tokens, as of a key.
-const MAX_TOKENS: u64 = 1_000_000_000_000;
 
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -68,7 +63,7 @@ fn tenant(place: &str, raw: &RawTenant) -> Result<Tenant, ConfigError> {
     if let Some(account) = raw.service_account.as_ref().filter(|account| !is_account_name(account)) {
         return Err(ConfigError::refused(&at("serviceAccount"), account, "the name of a ServiceAccount"));
     }
-    if let Some(name) = raw.name.as_ref().filter(|name| !is_printable(name, MAX_NAME_CHARS)) {
+    if let Some(name) = raw.name.as_ref().filter(|name| !is_plain(name, MAX_NAME_CHARS)) {
         let allowed = format!("1 to {MAX_NAME_CHARS} characters, no control characters");
         return Err(ConfigError::refused(&at("name"), name, &allowed));
     }
@@ -108,7 +103,7 @@ fn class(place: &str, raw: Option<&str>) -> Result<Class, ConfigError> {
 /// An empty list would leave a tenant without any access, which cannot be intended.
 fn scope(place: &str, raw: Option<&Vec<String>>) -> Result<Option<Vec<String>>, ConfigError> {
     let Some(names) = raw else { return Ok(None) };
-    let fits = (1..=MAX_SCOPE).contains(&names.len()) && names.iter().all(|name| is_printable(name, MAX_SCOPE_CHARS));
+    let fits = (1..=MAX_SCOPE).contains(&names.len()) && names.iter().all(|name| is_plain(name, MAX_SCOPE_CHARS));
     if fits {
         return Ok(Some(names.clone()));
     }
@@ -117,8 +112,8 @@ fn scope(place: &str, raw: Option<&Vec<String>>) -> Result<Option<Vec<String>>, 
     )))
 }
 
-fn is_printable(text: &str, most: usize) -> bool {
-    (1..=most).contains(&text.chars().count()) && !text.contains(is_unprintable) && text.trim() == text
+fn is_plain(text: &str, most: usize) -> bool {
+    is_printable(text, most) && text.trim() == text
 }
 
 #[cfg(test)]

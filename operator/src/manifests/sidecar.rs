@@ -16,6 +16,7 @@
 //!
 //! A worker that starts its engines itself runs in their image instead: see [`engine`].
 
+use k8s_openapi::api::core::v1::{Container, Pod};
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 
@@ -30,7 +31,8 @@ mod engine;
 mod refusal;
 
 pub use backend::{backend_engine, backend_port, backend_url};
-pub use container::{BACKEND_KEY_FILE, CONFIG_FILE, SECRET_FILE, container, is_worker_setting, volumes};
+use container::is_worker_setting;
+pub use container::{BACKEND_KEY_FILE, CONFIG_FILE, SECRET_FILE, container, volumes};
 pub use engine::{run_in_engine, runs_in_engine};
 pub use refusal::{NODE_NAMES, Note, Refusal};
 
@@ -166,6 +168,16 @@ pub fn worker(pod: &Value) -> Option<&Value> {
         let env = container.get("env").and_then(Value::as_array).into_iter().flatten();
         let mut env = env.map(|variable| (backend::name(variable), variable.get("value").and_then(Value::as_str)));
         backend::name(container) == WORKER_CONTAINER && env.any(|(name, value)| is_worker_setting(name, value))
+    })
+}
+
+/// The same for a Pod of the API. An annotation would be no proof, because it could be arbitrary.
+pub fn worker_of(pod: &Pod) -> Option<&Container> {
+    let spec = pod.spec.as_ref()?;
+    spec.containers.iter().chain(spec.init_containers.iter().flatten()).find(|container| {
+        let mut env = container.env.iter().flatten();
+        container.name == WORKER_CONTAINER
+            && env.any(|variable| is_worker_setting(&variable.name, variable.value.as_deref()))
     })
 }
 

@@ -16,6 +16,7 @@ use super::memory::ProviderMemory;
 use super::outcome::{ProviderOutcome, WorkerSecret};
 use crate::cluster::cache::Caches;
 use crate::context::Context;
+use crate::manifests::sidecar;
 use crate::resources::names;
 
 /// The number of Pods that are patched at once.
@@ -114,7 +115,11 @@ fn worker_patches(caches: &Caches, namespace: &str, view: &ClusterView, secret: 
     for pod in caches.pool_pods.state() {
         let in_pool = pod.labels().get(names::POOL_LABEL).is_some_and(|pool| pools.contains(pool));
         let is_older = pod.creation_timestamp().is_none_or(|created| created.0 <= newest);
-        if pod.metadata.namespace.as_deref() != Some(namespace) || !in_pool || !is_older || !has_worker(&pod) {
+        if pod.metadata.namespace.as_deref() != Some(namespace)
+            || !in_pool
+            || !is_older
+            || sidecar::worker_of(&pod).is_none()
+        {
             continue;
         }
         let mut wanted = Map::new();
@@ -124,9 +129,4 @@ fn worker_patches(caches: &Caches, namespace: &str, view: &ClusterView, secret: 
         }
     }
     patches
-}
-
-fn has_worker(pod: &Pod) -> bool {
-    let Some(spec) = &pod.spec else { return false };
-    spec.containers.iter().chain(spec.init_containers.iter().flatten()).any(|one| one.name == names::WORKER_CONTAINER)
 }

@@ -105,8 +105,9 @@ fn count(counts: &mut PodCounts, pod: &Pod, measure: Measure<'_>) {
             Ok(_) | Err(_) => counts.silent += 1,
         }
     }
-    match worker_image(pod) {
-        Some(used) => {
+    match sidecar::worker_of(pod) {
+        Some(worker) => {
+            let used = worker.image.as_deref().unwrap_or_default();
             counts.injected += 1;
             counts.node_names += i32::from(uses_node_names(pod));
             // By the hash if there is one: another webhook may have rewritten the image since.
@@ -116,18 +117,6 @@ fn count(counts: &mut PodCounts, pod: &Pod, measure: Measure<'_>) {
         None if is_exempt(pod) => {}
         None => counts.not_injected.push(name),
     }
-}
-
-/// Returns the image of the Pod's worker, identified by its container, because an annotation could be arbitrary. The
-/// name alone could be that of another program.
-fn worker_image(pod: &Pod) -> Option<&str> {
-    let spec = pod.spec.as_ref()?;
-    let worker = spec.containers.iter().chain(spec.init_containers.iter().flatten()).find(|container| {
-        let mut env = container.env.iter().flatten();
-        container.name == names::WORKER_CONTAINER
-            && env.any(|variable| sidecar::is_worker_setting(&variable.name, variable.value.as_deref()))
-    })?;
-    Some(worker.image.as_deref().unwrap_or_default())
 }
 
 fn uses_node_names(pod: &Pod) -> bool {

@@ -72,7 +72,7 @@ const RESERVED_ENV: [(&str, &str); 21] = [
 ];
 
 /// True for the variable that only the operator sets, which distinguishes its worker from any other container.
-pub fn is_worker_setting(name: &str, value: Option<&str>) -> bool {
+pub(super) fn is_worker_setting(name: &str, value: Option<&str>) -> bool {
     name == CONFIG_ENV && value == Some(CONFIG_FILE)
 }
 

@@ -72,11 +72,20 @@ pub struct Attempt {
     pub result: AttemptResult,
 }
 
+/// The version of an applied object.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AppliedVersion {
+    /// The version of its content.
+    pub content: String,
+    /// The inputs of its template, if it has one.
+    pub rendered: Option<String>,
+}
+
 /// The result of an attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AttemptResult {
-    /// It succeeded, and the content had this version.
-    Done(String),
+    /// It succeeded, and the object had this version.
+    Done(AppliedVersion),
     /// The API server rejected it, and will again.
     Refused {
         /// HTTP status.

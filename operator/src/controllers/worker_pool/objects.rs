@@ -4,15 +4,17 @@
 //! is therefore remembered with its resulting version: while both the desired object and the live version are the same,
 //! nothing is sent. Content that the API server rejected is not sent again either, until it changes.
 
+use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use kube::api::{Api, DynamicObject, ObjectMeta};
 
 use super::PoolContext;
-use super::memory::{Attempt, AttemptResult};
+use super::memory::{AppliedVersion, Attempt, AttemptResult};
 use crate::cluster::apply::{self, ApplyError, Owner};
 use crate::crd::WorkerPool;
 use crate::manifests::Manifest;
+use crate::manifests::backend::RENDERED_ANNOTATION;
 use crate::resources::names;
 
 /// The result of applying an object.
@@ -27,11 +29,9 @@ pub struct EnsuredObject {
 /// Applies an object that has not been read yet. It is not read either if its watch delivered the version that was
 /// applied last.
 pub async fn unread(shared: &PoolContext, pool: &WorkerPool, manifest: &Manifest) -> Result<EnsuredObject, ApplyError> {
-    let (key, desired) = (manifest.display(), hash(&manifest.value.to_string()));
-    let before = shared.memory.with(pool, |entry| entry.applied.get(&key).cloned());
-    if let Some(Attempt { desired: sent, result: AttemptResult::Done(version) }) = before
-        && sent == desired
-        && shared.caches.triggers.watched_version(&manifest.namespace, &key).as_deref() == Some(version.trim_end())
+    let (key, _, before) = last_attempt(shared, pool, manifest);
+    if let Some(AttemptResult::Done(applied)) = before
+        && shared.caches.triggers.watched_version(&manifest.namespace, &key) == Some(applied.content)
     {
         return Ok(EnsuredObject { object: None, applied: false });
     }
@@ -49,9 +49,8 @@ pub async fn ensure(
     manifest: &Manifest,
     there: Option<&ObjectMeta>,
 ) -> Result<EnsuredObject, ApplyError> {
-    let (key, desired) = (manifest.display(), hash(&manifest.value.to_string()));
-    let before = shared.memory.with(pool, |entry| entry.applied.get(&key).cloned());
-    match before.filter(|attempt| attempt.desired == desired).map(|attempt| attempt.result) {
+    let (key, desired, before) = last_attempt(shared, pool, manifest);
+    match before {
         Some(AttemptResult::Refused { code, message }) => {
             return Err(ApplyError::Refused { object: key, code, message });
         }
@@ -79,6 +78,14 @@ pub async fn ensure(
     applied.map(|object| EnsuredObject { object: Some(object), applied: true })
 }
 
+/// Returns the key of an object, the hash of its desired content, and the result of applying the same content before.
+fn last_attempt(shared: &PoolContext, pool: &WorkerPool, manifest: &Manifest) -> (String, u64, Option<AttemptResult>) {
+    let (key, desired) = (manifest.display(), hash(&manifest.value.to_string()));
+    let last = shared.memory.with(pool, |entry| entry.applied.get(&key).cloned());
+    let same = last.filter(|attempt| attempt.desired == desired);
+    (key, desired, same.map(|attempt| attempt.result))
+}
+
 /// Deletes an object of the pool. This happens once: if the object is created again, that is intended.
 pub async fn gone(shared: &PoolContext, pool: &WorkerPool, manifest: &Manifest) -> Result<(), ApplyError> {
     let key = manifest.display();
@@ -97,13 +104,9 @@ pub(super) fn owner(pool: &WorkerPool) -> Owner<'_> {
     Owner { kind: "WorkerPool", label: names::POOL_LABEL, name: pool.metadata.name.as_deref().unwrap_or_default() }
 }
 
-/// Returns the object's content version together with the inputs of its template.
-fn version(meta: &ObjectMeta) -> String {
-    format!("{} {}", apply::content_version(meta), rendered(meta).map_or("", String::as_str))
-}
-
-fn rendered(meta: &ObjectMeta) -> Option<&String> {
-    meta.annotations.as_ref()?.get(crate::manifests::backend::RENDERED_ANNOTATION)
+fn version(meta: &ObjectMeta) -> AppliedVersion {
+    let annotation = |all: &BTreeMap<String, String>| all.get(RENDERED_ANNOTATION).cloned();
+    AppliedVersion { content: apply::content_version(meta), rendered: meta.annotations.as_ref().and_then(annotation) }
 }
 
 fn hash(what: &impl Hash) -> u64 {

@@ -4,3 +4,5 @@ pub mod api;
 pub mod apply;
 pub mod cache;
 pub mod follow;
+#[cfg(test)]
+pub(crate) mod testing;

@@ -87,9 +87,13 @@ fn judge(namespace: Option<&PartialObjectMeta<Namespace>>, now: Timestamp) -> (b
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::cluster::testing;
 
     fn judged(annotations: &Value, age_secs: i64) -> (bool, Duration) {
         let now = Timestamp::from_second(1_800_000_000).unwrap();
@@ -112,21 +116,15 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn namespace_is_read_once_an_hour() {
-        let (service, mut handle) = tower_test::mock::pair::<http::Request<_>, http::Response<kube::client::Body>>();
-        let reads = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
+        let reads = Arc::new(AtomicUsize::new(0));
         let counter = reads.clone();
-        tokio::spawn(async move {
-            while let Some((request, send)) = handle.next_request().await {
-                let _: http::Request<kube::client::Body> = request;
-                counter.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
-                let metadata = json!({"name": "llm", "annotations": {UID_RANGE: "1/2"}});
-                let object =
-                    json!({"apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadata", "metadata": metadata});
-                send.send_response(http::Response::new(object.to_string().into_bytes().into()));
-            }
+        let client = testing::client("llm", move |_, _, _| {
+            counter.fetch_add(1, Ordering::SeqCst);
+            let metadata = json!({"name": "llm", "annotations": {UID_RANGE: "1/2"}});
+            (200, json!({"apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadata", "metadata": metadata}))
         });
-        let namespaces = Namespaces::new(Client::new(service, "llm"));
-        let count = || reads.load(std::sync::atomic::Ordering::SeqCst);
+        let namespaces = Namespaces::new(client);
+        let count = || reads.load(Ordering::SeqCst);
         assert!(!namespaces.assigned_ids("llm"));
         for _ in 0..3 {
             assert!(namespaces.assigns_ids("llm").await && namespaces.assigned_ids("llm"));

@@ -1,11 +1,10 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use http_body_util::BodyExt;
-use kube::client::Body;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::cluster::testing;
 
 /// An API server that has nothing but one Lease, perhaps.
 #[derive(Clone, Default)]
@@ -13,19 +12,8 @@ struct FakeApi(Arc<Mutex<Option<Value>>>);
 
 impl FakeApi {
     fn client(&self) -> Client {
-        let (service, mut handle) = tower_test::mock::pair::<http::Request<Body>, http::Response<Body>>();
         let api = self.clone();
-        tokio::spawn(async move {
-            while let Some((request, send)) = handle.next_request().await {
-                let (parts, body) = request.into_parts();
-                let body = body.collect().await.map(|body| body.to_bytes()).unwrap_or_default();
-                let body = serde_json::from_slice(&body).unwrap_or(Value::Null);
-                let (code, answer) = api.answer(parts.method.as_str(), parts.uri.path(), body);
-                let response = http::Response::builder().status(code).body(Body::from(answer.to_string().into_bytes()));
-                send.send_response(response.unwrap());
-            }
-        });
-        Client::new(service, "mr-system")
+        testing::client("mr-system", move |method, path, body| api.answer(method, path, body))
     }
 
     fn answer(&self, method: &str, path: &str, body: Value) -> (u16, Value) {

@@ -4,10 +4,10 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-use http_body_util::BodyExt;
 use kube::Client;
-use kube::client::Body;
 use serde_json::{Value, json};
+
+use crate::cluster::testing;
 
 type Refusal = Box<dyn Fn(&str, &str) -> Option<u16> + Send>;
 
@@ -30,19 +30,8 @@ pub(super) struct FakeApi(pub(super) Arc<Mutex<State>>);
 impl FakeApi {
     /// Returns a client of the server. It lives as long as the test's runtime.
     pub(super) fn client(&self) -> Client {
-        let (service, mut handle) = tower_test::mock::pair::<http::Request<Body>, http::Response<Body>>();
         let api = self.clone();
-        tokio::spawn(async move {
-            while let Some((request, send)) = handle.next_request().await {
-                let (parts, body) = request.into_parts();
-                let body = body.collect().await.map(|body| body.to_bytes()).unwrap_or_default();
-                let body = serde_json::from_slice(&body).unwrap_or(Value::Null);
-                let (code, answer) = api.answer(parts.method.as_str(), parts.uri.path(), body);
-                let response = http::Response::builder().status(code).body(Body::from(answer.to_string().into_bytes()));
-                send.send_response(response.unwrap());
-            }
-        });
-        Client::new(service, "llm")
+        testing::client("llm", move |method, path, body| api.answer(method, path, body))
     }
 
     pub(super) fn refuse(&self, refuse: impl Fn(&str, &str) -> Option<u16> + Send + 'static) {

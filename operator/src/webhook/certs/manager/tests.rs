@@ -1,34 +1,25 @@
 use std::sync::{Arc, Mutex};
 
-use http::{Request, Response};
-use http_body_util::BodyExt;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::client::Body;
 use serde_json::Value;
 
 use super::*;
+use crate::cluster::testing;
 use crate::webhook::certs::keys;
 
 type RecordedRequests = Arc<Mutex<Vec<(String, Value)>>>;
 
 /// Returns a client of an API server that responds with `answer(method and path, body)`, and the recorded requests.
 fn server(mut answer: impl FnMut(&str, &Value) -> (u16, Value) + Send + 'static) -> (Client, RecordedRequests) {
-    let (service, mut handle) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
     let asked = RecordedRequests::default();
     let asking = Arc::clone(&asked);
-    tokio::spawn(async move {
-        while let Some((request, reply)) = handle.next_request().await {
-            let (parts, body) = request.into_parts();
-            let bytes = body.collect().await.unwrap().to_bytes();
-            let what = format!("{} {}", parts.method, parts.uri.path());
-            let sent: Value = serde_json::from_slice(&bytes).unwrap_or(Value::Null);
-            let (status, body) = answer(&what, &sent);
-            asking.lock().unwrap().push((what, sent));
-            let body = Body::from(body.to_string().into_bytes());
-            reply.send_response(Response::builder().status(status).body(body).unwrap());
-        }
+    let client = testing::client("default", move |method, path, sent| {
+        let what = format!("{method} {path}");
+        let answered = answer(&what, &sent);
+        asking.lock().unwrap().push((what, sent));
+        answered
     });
-    (Client::new(service, "default"), asked)
+    (client, asked)
 }
 
 fn failure(code: u16, reason: &str) -> (u16, Value) {

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use futures_util::future;
+use modelrelay_platform::sockets;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -20,9 +21,6 @@ pub mod commands;
 pub mod lead;
 pub mod probe;
 mod webhook;
-
-/// Connections that the kernel holds until they are accepted.
-const BACKLOG: i32 = 1024;
 
 /// The reason that the operator cannot run.
 #[derive(Debug, thiserror::Error)]
@@ -85,8 +83,8 @@ pub async fn run(args: RunArgs) -> Result<(), RunError> {
 }
 
 fn listen(setting: &'static str, addr: SocketAddr) -> Result<TcpListener, RunError> {
-    let listener = modelrelay_platform::sockets::listen(addr, BACKLOG).and_then(TcpListener::from_std);
-    let listener = listener.map_err(|source| RunError::Listen { setting, addr, source })?;
+    let listener =
+        sockets::listen(addr, sockets::BACKLOG).map_err(|source| RunError::Listen { setting, addr, source })?;
     let address = listener.local_addr().unwrap_or(addr);
     tracing::info!(setting, %address, "listening");
     Ok(listener)

@@ -29,7 +29,7 @@ mod kernel {
     // Async like the simulated one.
     #[allow(clippy::unused_async)]
     pub async fn listen(address: SocketAddr) -> io::Result<TcpListener> {
-        TcpListener::from_std(modelrelay_platform::sockets::listen(address, BACKLOG)?)
+        modelrelay_platform::sockets::listen(address, BACKLOG)
     }
 
     /// Sets the options of an accepted connection.

@@ -12,6 +12,7 @@ use axum::extract::State;
 use axum::http::{HeaderMap, Method, StatusCode, header};
 use axum::response::{IntoResponse, Json, Response};
 use axum::routing::get;
+use modelrelay_platform::sockets;
 use serde_json::json;
 use tokio::net::TcpListener;
 
@@ -19,24 +20,17 @@ use crate::settings::{ProbeAddr, SettingError};
 use crate::shutdown::{Cause, DrainState};
 use crate::worker::Worker;
 
-/// Connections that the kernel holds until they are accepted.
-const BACKLOG: i32 = 1024;
-
 /// Opens the listener. If the default address is in use, a free port is used instead; a configured one must be free.
 pub async fn bind(probe: ProbeAddr) -> Result<TcpListener, SettingError> {
-    match listen(probe.addr) {
+    match sockets::listen(probe.addr, sockets::BACKLOG) {
         Ok(listener) => Ok(listener),
         Err(error) if probe.explicit => Err(refused(probe.addr, &error)),
         Err(error) => {
             let free = SocketAddr::new(probe.addr.ip(), 0);
             tracing::info!(address = %probe.addr, %error, "the default probe address is in use; using a free port");
-            listen(free).map_err(|error| refused(free, &error))
+            sockets::listen(free, sockets::BACKLOG).map_err(|error| refused(free, &error))
         }
     }
-}
-
-fn listen(addr: SocketAddr) -> std::io::Result<TcpListener> {
-    TcpListener::from_std(modelrelay_platform::sockets::listen(addr, BACKLOG)?)
 }
 
 fn refused(addr: SocketAddr, error: &std::io::Error) -> SettingError {

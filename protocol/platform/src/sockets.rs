@@ -29,9 +29,16 @@ pub fn watch_peer(socket: &SockRef<'_>) {
     }
 }
 
+/// The connections that the kernel holds until they are accepted, where no crowd arrives at once.
+pub const BACKLOG: i32 = 1024;
+
 /// Listens on `address`. `[::]` accepts IPv4 too, and stands for `0.0.0.0` on a system without IPv6, so that one setting fits
 /// every cluster.
-pub fn listen(address: SocketAddr, backlog: i32) -> io::Result<TcpListener> {
+pub fn listen(address: SocketAddr, backlog: i32) -> io::Result<tokio::net::TcpListener> {
+    tokio::net::TcpListener::from_std(listen_std(address, backlog)?)
+}
+
+fn listen_std(address: SocketAddr, backlog: i32) -> io::Result<TcpListener> {
     let socket = bind(address, |domain| Socket::new(domain, Type::STREAM, Some(Protocol::TCP)))?;
     socket.listen(backlog)?;
     socket.set_nonblocking(true)?;
@@ -88,7 +95,7 @@ mod tests {
 
     #[test]
     fn every_ipv6_address_includes_ipv4() {
-        let listener = listen((Ipv6Addr::UNSPECIFIED, 0).into(), 16).unwrap();
+        let listener = listen_std((Ipv6Addr::UNSPECIFIED, 0).into(), 16).unwrap();
         let port = listener.local_addr().unwrap().port();
         TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
         // A machine without IPv6 passes with the address above.
@@ -99,8 +106,8 @@ mod tests {
 
     #[test]
     fn occupied_port_is_an_error() {
-        let taken = listen((Ipv6Addr::UNSPECIFIED, 0).into(), 16).unwrap();
-        let error = listen(taken.local_addr().unwrap(), 16).unwrap_err();
+        let taken = listen_std((Ipv6Addr::UNSPECIFIED, 0).into(), 16).unwrap();
+        let error = listen_std(taken.local_addr().unwrap(), 16).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
     }
 }

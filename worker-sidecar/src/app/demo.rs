@@ -34,7 +34,7 @@ use axum::http::{StatusCode, Uri};
 use axum::routing::{get, post};
 use axum::serve::ListenerExt;
 use axum::{Json, Router};
-use modelrelay_platform::readiness;
+use modelrelay_platform::{readiness, sockets};
 use modelrelay_protocol::units::parse_duration_or_zero;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
@@ -44,9 +44,6 @@ use reply::{DemoError, Dialect};
 
 /// The default id of the demo backend's only model.
 pub const MODEL: &str = "demo";
-
-/// Connections that the kernel holds until they are accepted.
-const BACKLOG: i32 = 1024;
 
 /// The longest accepted body: above the relay's default, so that users meet the relay's limit first.
 const MAX_BODY_BYTES: usize = 64 << 20;
@@ -75,7 +72,7 @@ pub struct DemoArgs {
 /// # Errors
 /// The address cannot be bound.
 pub async fn run(args: DemoArgs) -> io::Result<()> {
-    let listener = TcpListener::from_std(modelrelay_platform::sockets::listen(args.listen, BACKLOG)?)?;
+    let listener = sockets::listen(args.listen, sockets::BACKLOG)?;
     tracing::info!(address = %listener.local_addr()?, model = args.model, "demo backend listening; it is not a model");
     let first_signal = shutdown::first_signal()?;
     readiness::report();

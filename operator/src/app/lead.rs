@@ -83,7 +83,7 @@ struct Guard {
 enum Holder {
     Me,
     Other,
-    /// Nobody holds it, or not yet again.
+    /// It has no holder, or none yet after it was recreated.
     Vacant,
     /// There is no lease: the library never creates it again by itself.
     Gone,

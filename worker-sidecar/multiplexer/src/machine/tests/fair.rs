@@ -69,9 +69,9 @@ fn first_rank_of_several_relays_counts() {
     assert_eq!(s.pass(16.0), ["preflight b"], "both are first somewhere, so the waiting time decides");
 }
 
-/// Serves four requests of each resident until its turn ends, for this number of turns, beside an old batch backlog for `a`
-/// and chats for the others. Returns the residents.
-fn turns_beside_old_batch(s: &mut Stage, turns: u64) -> String {
+/// Serves four requests of each resident until its turn ends, for this number of turns, while an old batch backlog waits
+/// for `a` and chats for the others. Returns the residents.
+fn turns_with_old_batch(s: &mut Stage, turns: u64) -> String {
     let place = |model: &str| if model == "a" { (Batch, 1) } else { (Normal, 0) };
     let mut residents = String::new();
     for turn in 0..turns {
@@ -100,7 +100,7 @@ fn old_batch_backlog_gets_one_turn_per_bound() {
     let mut s = Stage::new(&["a", "b", "c"]);
     s.demand_of(NEW, &[(("a", 4, 5_000.0), Batch, 0)]);
     // Two other turns of 16 s, each with a swap of 2 s and a drain of 30 s, and its own swap: 128 s.
-    assert_eq!(turns_beside_old_batch(&mut s, 19), "abcbcbcbcabcbcbcbca");
+    assert_eq!(turns_with_old_batch(&mut s, 19), "abcbcbcbcabcbcbcbca");
 }
 
 #[test]

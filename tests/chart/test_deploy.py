@@ -136,10 +136,21 @@ def test_references_between_examples_resolve():
         pool = pools[scaler["spec"]["scaleTargetRef"]["name"]]
         assert "template" in pool["spec"] and "scaling" not in pool["spec"]
     scaled = set(deployments_of(pools.values()))
+    tenants = [tenant for provider in providers.values() for tenant in provider["spec"].get("relay", {}).get("tenants", [])]
+    accounts = {tenant["serviceAccount"] for tenant in tenants if "serviceAccount" in tenant}
     for name, deployment in examples("Deployment").items():
-        labels = deployment["spec"]["template"]["metadata"]["labels"]
-        assert name in scaled or labels["modelrelay.io/pool"] in pools
+        template = deployment["spec"]["template"]
+        if is_client(template["spec"]):
+            assert template["spec"]["serviceAccountName"] in accounts & examples("ServiceAccount").keys()
+        else:
+            assert name in scaled or template["metadata"]["labels"]["modelrelay.io/pool"] in pools
     assert scaled <= set(examples("Deployment"))
+
+
+def is_client(spec):
+    """True if a Pod has a token that relays accept in place of an API key."""
+    sources = [source for volume in spec.get("volumes", []) for source in volume.get("projected", {}).get("sources", [])]
+    return any(source.get("serviceAccountToken", {}).get("audience") == "modelrelay-clients" for source in sources)
 
 
 def deployments_of(pools):

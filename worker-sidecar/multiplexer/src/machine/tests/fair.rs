@@ -45,6 +45,15 @@ fn turn_shortens_when_last_chat_ends() {
 }
 
 #[test]
+fn abandoned_batch_is_left_early() {
+    let mut s = busy(Batch, &["a", "b"]);
+    (1..=4).for_each(|request| _ = s.cancel(request));
+    s.demand_of(NEW, &[(("b", 1, 0.0), Normal, 0)]);
+    assert_eq!(s.pass(5.9), NOTHING, "its requests have not ended yet");
+    assert_eq!(s.pass(0.1), ["preflight b"]);
+}
+
+#[test]
 fn request_that_waits_here_has_its_class() {
     let mut s = busy(Batch, &["a", "b"]);
     s.arrive_of(Normal, OLD, 5, "b");

@@ -155,12 +155,12 @@ fn of_requests() -> impl Strategy<Value = Op> {
             .prop_map(|(relay, model, waited)| Op::Arrive { relay, model, waited }),
         6 => (any_index(), known(), 1..6_u32)
             .prop_map(|(relay, model, requests)| Op::Queue { relay, model, requests }),
-        2 => (any_index(), 0..MODELS.len(), classes, 0..3_u32)
+        4 => (any_index(), 0..MODELS.len(), classes, 0..3_u32)
             .prop_map(|(relay, model, class, rank)| Op::Classify { relay, model, class, rank }),
         8 => any_index().prop_map(|relay| Op::Send { relay }),
         2 => any_index().prop_map(|relay| Op::Withdraw { relay }),
         2 => any_index().prop_map(|request| Op::Cancel { request }),
-        2 => any_index().prop_map(|lease| Op::Abandon { lease }),
+        6 => any_index().prop_map(|lease| Op::Abandon { lease }),
         6 => (any_index(), prop::bool::weighted(0.8)).prop_map(|(lease, answered)| Op::Finish { lease, answered }),
         2 => kinds.prop_map(|kind| Op::Join { kind }),
         1 => any_index().prop_map(|relay| Op::Lose { relay }),

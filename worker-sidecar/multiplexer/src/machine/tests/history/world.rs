@@ -45,6 +45,8 @@ pub(super) struct World {
     pub(super) senders: BTreeMap<RequestKey, RelayKey>,
     /// The class of each request.
     pub(super) classes: BTreeMap<RequestKey, RequestClass>,
+    /// The class of the last request that each model served.
+    last_classes: BTreeMap<Model, RequestClass>,
     /// The class and rank of each relay's next requests.
     pub(super) places: BTreeMap<(RelayKey, Model), (RequestClass, u32)>,
     /// The models that the last load put behind although their keys had attained less service.
@@ -105,6 +107,7 @@ impl World {
             waiting: BTreeMap::new(),
             senders: BTreeMap::new(),
             classes: BTreeMap::new(),
+            last_classes: BTreeMap::new(),
             places: BTreeMap::new(),
             owed: BTreeSet::new(),
             turns: [0; 3],
@@ -245,6 +248,7 @@ impl World {
             Effect::Forget { model } => {
                 assert!(!self.occupied.contains(model), "{model} is forgotten while the slot may hold it");
                 assert!(!self.machine.models.contains_key(model), "{model} is forgotten, and the slot still has it");
+                self.last_classes.remove(model);
             }
             Effect::Changed | Effect::Discard { .. } => {}
         }
@@ -258,6 +262,7 @@ impl World {
         self.end(request);
         let running = Running { model: model.clone(), relay, generation, told_to_end: false, abandoned: false };
         self.running.insert(request, running);
+        self.last_classes.insert(model.clone(), self.classes[&request]);
     }
 
     /// I5: leased, failed or cancelled, exactly once.
@@ -348,7 +353,9 @@ impl World {
         let running = running.filter(|(request, _)| self.machine.leases.contains_key(request));
         let running = running.map(|(request, _)| self.classes[request]);
         let waiting = self.machine.models.get(resident).and_then(|entry| entry.waiting(self.instant()).place);
-        let class = running.chain(waiting.map(|place| place.class)).min().unwrap_or_default();
+        // A resident whose last clients are all gone has neither, and is not idle before their requests have ended.
+        let last = || self.last_classes.get(resident).copied().unwrap_or_default();
+        let class = running.chain(waiting.map(|place| place.class)).min().unwrap_or_else(last);
         let early = models.iter().zip(candidates).filter_map(|(model, candidate)| {
             let is_owed = candidate.class == class && self.owed.contains(model);
             (candidate.class < class || is_owed).then_some(is_owed)

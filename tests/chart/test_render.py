@@ -178,6 +178,18 @@ def test_defaults_contain_only_the_given_values():
     assert all(part["imagePullSecrets"] == [{"name": "pull-secret"}] for part in defaults.values())
 
 
+def test_digests_pin_images_without_a_tag():
+    digest = "sha256:" + "a" * 64
+    image = {"registry": "registry.example", "digests": {"operator": digest, "worker": digest}}
+    rendered = chart.render({"image": image})
+    defaults = yaml.safe_load(chart.one(rendered, "ConfigMap", "-defaults")["data"]["defaults.yaml"])
+    assert re.fullmatch(r"registry\.example/modelrelay-worker:[\d.]+@" + digest, defaults["worker"]["image"])
+    assert "@" not in defaults["relay"]["image"]
+    assert all(container["image"].endswith(f"@{digest}") for _, spec in chart.pod_specs(rendered) for container in spec["containers"])
+    defaults = chart.one(chart.render({"image": {**image, "tag": "dev"}}), "ConfigMap", "-defaults")["data"]["defaults.yaml"]
+    assert "@" not in defaults
+
+
 def operator_source(file):
     return (chart.ROOT / "operator/src" / file).read_text()
 

@@ -56,6 +56,8 @@ def test_unknown_value_is_rejected_by_name(path):
     "values",
     [
         {"image": {"pullPolicy": "Sometimes"}},
+        {"image": {"digests": {"relay": "abc"}}},
+        {"image": {"digests": {"relays": "sha256:" + "a" * 64}}},
         {"operator": {"replicas": "two"}},
         {"operator": {"resources": {"request": {"cpu": "1"}}}},
         {"webhook": {"failurePolicy": "fail"}},

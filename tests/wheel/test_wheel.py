@@ -18,6 +18,14 @@ from pathlib import Path
 import second_try
 
 ROOT = Path(__file__).resolve().parents[2]
+# The platforms in names of wheels.
+WHEELS = {
+    "x86_64-unknown-linux-gnu": "manylinux2014_x86_64.manylinux_2_17_x86_64.musllinux_1_1_x86_64",
+    "aarch64-unknown-linux-gnu": "manylinux2014_aarch64.manylinux_2_17_aarch64.musllinux_1_1_aarch64",
+    "x86_64-pc-windows-gnu": "win_amd64",
+    "aarch64-apple-darwin": "macosx_11_0_arm64",
+    "x86_64-apple-darwin": "macosx_10_12_x86_64",
+}
 WHEEL = Path(os.environ["WHEEL"]).resolve()
 TIMEOUT = 60
 # From the command to the greeting, with a cold cache of uv. A hang fails, a busy machine does not.
@@ -119,6 +127,43 @@ class Published(unittest.TestCase):
             else:
                 print("cannot run: ruby is missing, so nothing read the formula", file=sys.stderr)
                 self.assertNotEqual(os.environ.get("CI"), "true")
+
+    def test_each_file_has_one_bill_of_materials(self):
+        with tempfile.TemporaryDirectory() as folder:
+            number = version()
+            bills = {f"modelrelay-{number}-{target}.cdx.json": set() for target in [*targets("tar.gz"), *targets("zip")]}
+            for suffix in ["tar.gz", "zip"]:
+                for target in targets(suffix):
+                    bills[f"modelrelay-{number}-{target}.cdx.json"].add(f"modelrelay-{number}-{target}.{suffix}")
+            for target, platform in WHEELS.items():
+                bills[f"modelrelay-{number}-{target}.cdx.json"].add(f"modelrelay_gpu-{number}-py3-none-{platform}.whl")
+            for name, target in [("amd64", "x86_64"), ("arm64", "aarch64")]:
+                image = f"modelrelay-relay-{number}-linux-{name}.image.tar"
+                bills[f"modelrelay-relay-{number}-{target}-unknown-linux-gnu.cdx.json"] = {image}
+            others = [f"modelrelay-{number}.tgz", "modelrelay.rb", f"modelrelay-operator-{number}-x86_64-unknown-linux-gnu.cdx.json"]
+            names = [*others, *bills, *set().union(*bills.values())]
+            Path(folder, "SHA256SUMS").write_text("".join(f"{'0' * 64}  {name}\n" for name in names))
+            listed = json.loads(run(ROOT / "scripts/bills", folder))
+            described = {entry["bill"]: set(re.findall(r"  (\S+)\n", entry["subjects"])) for entry in listed}
+            self.assertEqual(described, bills)
+
+    def test_same_files_give_identical_archives(self):
+        for suffix in ["tar.gz", "zip"]:
+            packed = []
+            for moment in [1, 2]:
+                with tempfile.TemporaryDirectory() as folder:
+                    files = Path(folder, "some")
+                    Path(files, "man").mkdir(parents=True)
+                    for name in ["program", "man/page"][:: 1 if moment == 1 else -1]:
+                        Path(files, name).write_text(name)
+                        os.utime(Path(files, name), (moment, moment))
+                    Path(files, "program").chmod(0o755 if moment == 1 else 0o775)
+                    archive = Path(folder, f"some.{suffix}")
+                    run(ROOT / "scripts/archive", files, archive)
+                    packed.append(archive.read_bytes())
+                    shutil.unpack_archive(archive, folder + "/out")
+                    self.assertEqual(Path(folder, "out/some/man/page").read_text(), "man/page")
+            self.assertEqual(packed[0], packed[1])
 
     def test_binstall_names_the_archives_of_the_release(self):
         package = tomllib.loads((ROOT / "relay/all-in-one/Cargo.toml").read_text())

@@ -68,7 +68,8 @@ app.kubernetes.io/component: demo
 {{- $root := index . 0 -}}
 {{- $program := index . 1 -}}
 {{- $image := $root.Values.image -}}
-{{ (index $root.Values $program).image | default (printf "%s/modelrelay-%s:%s" (trimSuffix "/" $image.registry) $program ($image.tag | default $root.Chart.AppVersion)) }}
+{{- $digest := ternary "" (get (default dict $image.digests) $program) (ne $image.tag "") -}}
+{{ (index $root.Values $program).image | default (printf "%s/modelrelay-%s:%s%s" (trimSuffix "/" $image.registry) $program ($image.tag | default $root.Chart.AppVersion) (ternary (print "@" $digest) "" (ne $digest ""))) }}
 {{- end }}
 
 {{- define "modelrelay.certificateSecret" -}}

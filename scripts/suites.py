@@ -77,7 +77,7 @@ SUITES = [
     Suite("contract", "relay and worker as black boxes", 1.2, ("build",)),
     Suite("clients", "real SDKs", 0.6, ("build", "tools")),
     Suite("unit", "unit, integration and documentation tests", 1.8, ("build",)),
-    Suite("histories", "random histories of the pure cores", 1.0, ("build",)),
+    Suite("histories", "random histories of the pure cores, every history of small worlds", 1.0, ("build",)),
     Suite("browser", "the relay's pages in Chromium", 0.8, ("build", "tools")),
     Suite("engine", "llama.cpp's server from a wheel, through relay and worker", 0.8, ("build",)),
     Suite("docs", "links, the book, every command of the documentation", 0.8, ("build", "clients")),

@@ -63,6 +63,7 @@ const LOOK_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// One slot.
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 pub struct Machine {
     config: SlotConfig,
     models: BTreeMap<Model, Entry>,

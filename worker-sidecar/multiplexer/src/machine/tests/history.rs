@@ -22,6 +22,9 @@
 //! `MODELRELAY_HISTORY_TRANSITIONS` sets the least number of events to play. A history that fails is shrunk and
 //! printed, and its seed is kept in `proptest-regressions`, from where it is played first the next time.
 
+// Times have a text that can be read only on Unix.
+#[cfg(unix)]
+mod explore;
 mod op;
 mod world;
 
@@ -170,14 +173,19 @@ impl World {
         }
     }
 
-    /// Sends as a relay with `slots1` does: only as many requests as were granted.
-    fn send(&mut self, relay: RelayKey) {
-        let Some((_, queue)) = self.relays.get(&relay) else { return };
+    /// Returns the first model of which a relay may send a request.
+    fn sendable(&self, relay: RelayKey) -> Option<Model> {
+        let (_, queue) = self.relays.get(&relay)?;
         let may = |model: &Model| {
             let granted = self.grants.get(&(relay, model.clone())).copied().unwrap_or(0);
             self.own(relay, model) < granted
         };
-        let Some(model) = queue.waiting.keys().find(|model| may(model)).cloned() else { return };
+        queue.waiting.keys().find(|model| may(model)).cloned()
+    }
+
+    /// Sends as a relay with `slots1` does: only as many requests as were granted.
+    fn send(&mut self, relay: RelayKey) {
+        let Some(model) = self.sendable(relay) else { return };
         if let Some((_, queue)) = self.relays.get_mut(&relay) {
             queue.take(&model);
         }

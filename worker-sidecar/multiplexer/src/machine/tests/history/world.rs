@@ -1,6 +1,10 @@
 //! The environment of a slot: relays with their own queues, a driver with a device, requests with clients. It knows the
 //! true state, and checks the machine against it.
 
+pub(super) mod bug;
+#[cfg(unix)]
+pub(super) mod canonical;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
@@ -26,12 +30,13 @@ pub(super) enum Call {
 }
 
 /// A relay that keeps its requests until its grant lets it send them.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Queue {
     pub(super) waiting: BTreeMap<Model, u32>,
     pub(super) leaving: bool,
 }
 
+#[derive(Clone)]
 pub(super) struct World {
     pub(super) machine: Machine,
     pub(super) start: Instant,
@@ -81,6 +86,8 @@ pub(super) struct World {
     /// The quantum for each target, and the cost of the swap, before the event.
     quanta: BTreeMap<Model, Duration>,
     costs: BTreeMap<Model, Duration>,
+    /// A bug that the machine is given, to test that it is found.
+    pub(super) bug: Option<bug::Bug>,
 }
 
 #[derive(Clone, Debug)]
@@ -130,6 +137,7 @@ impl World {
             residency: start,
             quanta: BTreeMap::new(),
             costs: BTreeMap::new(),
+            bug: None,
         }
     }
 
@@ -159,9 +167,11 @@ impl World {
         let quanta = machine.models.keys().map(|to| (to.clone(), policy::quantum(knobs, machine.swap_cost(to))));
         self.quanta = quanta.collect();
         self.costs = machine.models.keys().map(|to| (to.clone(), machine.swap_cost(to))).collect();
-        let effects = self.machine.handle(event, self.instant());
-        for effect in &effects {
-            self.record(effect);
+        if let Some(event) = self.misunderstood(event) {
+            let effects = self.machine.handle(event, self.instant());
+            for effect in &self.remembered(effects) {
+                self.record(effect);
+            }
         }
         self.check();
         let again = self.machine.handle(Event::Tick, self.instant());

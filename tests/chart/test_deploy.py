@@ -147,6 +147,15 @@ def test_references_between_examples_resolve():
     assert scaled <= set(examples("Deployment"))
 
 
+def test_targets_of_pools_have_their_label():
+    for name, pool in examples("WorkerPool").items():
+        if target := pool["spec"].get("scaling", {}).get("targetRef"):
+            workload = examples(target["kind"])[target["name"]]
+            assert workload["apiVersion"] == target["apiVersion"]
+            assert workload["spec"]["template"]["metadata"]["labels"]["modelrelay.io/pool"] == name
+            assert "replicas" not in workload["spec"]
+
+
 def is_client(spec):
     """True if a Pod has a token that relays accept in place of an API key."""
     sources = [source for volume in spec.get("volumes", []) for source in volume.get("projected", {}).get("sources", [])]

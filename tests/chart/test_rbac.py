@@ -122,8 +122,16 @@ def test_operator_holds_the_rights_that_it_grants_scaling_workers(namespaces):
 def test_operator_holds_no_scaling_rights_without_scaling_workers():
     values = {"webhook": {"enabled": False}, "rbac": {"scaleDeployments": False}}
     granted = rules(chart.render(values), "modelrelay-operator.mr-system")
-    assert not [rule for rule in granted if "deployments/scale" in rule["resources"]]
+    assert not [rule for rule in granted if {"deployments/scale", "statefulsets/scale"} & set(rule["resources"])]
     assert deletable({"rbac": {"scaleDeployments": False}}) == DELETED
+
+
+def test_operator_only_scales_workloads_of_others():
+    granted = rules(chart.render({"webhook": {"enabled": False}}), "modelrelay-operator.mr-system")
+    stateful = [rule for rule in granted if any(one.startswith("statefulsets") for one in rule["resources"])]
+    assert [(rule["resources"], rule["verbs"]) for rule in stateful] == [
+        (["deployments/scale", "statefulsets/scale"], ["get", "patch"])
+    ]
 
 
 def deletable(values):

@@ -24,10 +24,11 @@
   resources: [configmaps, services, serviceaccounts]
   verbs: [get, list, watch, create, patch{{ $delete }}]
 {{- if .Values.rbac.scaleDeployments }}
-# Granted to workers for the Deployments that their pool names. The operator itself scales Deployments to 0 that a pool no
-# longer names. Workers also get the rights to list and watch Pods, below.
+# scaling.targetRef: sets the replicas of workloads of other owners. Those of Deployments are also granted to workers whose pool names
+# Deployments, and the operator itself scales Deployments to 0 that such a pool no longer names. Workers also get the rights to list and
+# watch Pods, below.
 - apiGroups: [apps]
-  resources: [deployments/scale]
+  resources: [deployments/scale, statefulsets/scale]
   verbs: [get, patch]
 {{- end }}
 # Reads whether the cluster assigns user ids to the Pods of a namespace (OpenShift).

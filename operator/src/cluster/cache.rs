@@ -295,7 +295,7 @@ fn pool_changes(triggers: &Triggers, pools: Store<WorkerPool>) -> impl FnMut(&Wo
             let beside = |other: &Arc<WorkerPool>| {
                 other.metadata.namespace == pool.metadata.namespace
                     && other.metadata.name != pool.metadata.name
-                    && other.spec.scales_deployments()
+                    && (other.spec.scales_deployments() || other.spec.target().is_some())
             };
             for other in pools.state().into_iter().filter(beside) {
                 triggers.pool(&namespace, &other.name_any());

@@ -2,7 +2,8 @@
 //!
 //! Two loops share the same memory. The reconciler writes a pool's objects and its status when something changed. The
 //! [`ticker`] reads the relays' reports once a second, decides how many Pods scaling pools need, and requests
-//! reconciliations. Both write only differences, so an idle cluster causes no requests.
+//! reconciliations. Both write only differences, so an idle cluster causes no requests, except that targets of other
+//! owners are read every ten seconds.
 //!
 //! There are no finalizers: a deleted pool's objects are removed through their owner references, and a pool that is
 //! being deleted is not rebuilt.
@@ -23,6 +24,7 @@ pub mod rivals;
 pub mod rollout;
 pub mod scaling;
 pub mod status;
+pub mod target;
 pub mod ticker;
 pub mod writers;
 
@@ -276,6 +278,8 @@ async fn report(
     let counts = &fetched.counts;
     let outdated = match &outcome.rollout {
         Some(_) if outcome.outdated => counts.injected,
+        // The operator did not render the template of a target.
+        Some(_) if pool.spec.target().is_some() => counts.outdated,
         // From the template's revision, because another webhook may have rewritten the image of every Pod.
         Some(rollout) => rollout.old,
         None => counts.outdated,
@@ -326,7 +330,8 @@ fn next_reconcile(pool: &WorkerPool, counts: &PodCounts, numbers_later: Option<D
     let without = is_without_pods(pool, counts).then_some(WITHOUT_PODS);
     // Slightly later than the deadline itself, so that it has passed.
     let silent = counts.silent_in.map(|left| left + Duration::from_secs(1));
-    [numbers_later, settling, without, silent].into_iter().flatten().fold(RESYNC, Duration::min)
+    let target = pool.spec.target().map(|_| target::INTERVAL);
+    [numbers_later, settling, without, silent, target].into_iter().flatten().fold(RESYNC, Duration::min)
 }
 
 /// Returns image and hash of the worker that a Pod would get now.

@@ -1,5 +1,6 @@
 //! `WorkerPool`: the workers of a Provider and the way they are run.
 
+mod scaling;
 mod status;
 
 use std::collections::BTreeMap;
@@ -12,6 +13,7 @@ use serde_json::Value;
 use super::common::{DurationText, LogFormat, RawObject, SecretKeyRef};
 use super::multiplexer::Multiplexer;
 use super::schema;
+pub use scaling::{Scaling, TargetApiVersion, TargetKind, TargetRef};
 pub use status::{SlotFailure, SlotState, SlotStatus, WorkerPoolStatus};
 
 /// The workers of a Provider: injected into labelled Pods, run from a template, or standalone.
@@ -60,8 +62,10 @@ pub use status::{SlotFailure, SlotState, SlotStatus, WorkerPoolStatus};
     .message("backend.url is only for standalone pools; for a container in the same Pod use backend.port").field_path(".backend"))]
 #[x_kube(validation = Rule::new("!has(self.standalone) || (has(self.backend) && has(self.backend.url)) || (has(self.multiplexer) && has(self.multiplexer.slots))")
     .message("a standalone pool needs backend.url, or multiplexer.slots").field_path(".standalone"))]
-#[x_kube(validation = Rule::new("!has(self.scaling) || (has(self.template) && self.template.kind == 'Deployment')")
-    .message("scaling needs a template of kind Deployment").field_path(".scaling"))]
+#[x_kube(validation = Rule::new("!has(self.scaling) || has(self.scaling.targetRef) || (has(self.template) && self.template.kind == 'Deployment')")
+    .message("scaling needs a template of kind Deployment, or scaling.targetRef").field_path(".scaling"))]
+#[x_kube(validation = Rule::new("!has(self.scaling) || !has(self.scaling.targetRef) || !(has(self.template) || has(self.standalone))")
+    .message("scaling.targetRef excludes template and standalone: the operator scales their Pods without it").field_path(".scaling"))]
 #[x_kube(validation = Rule::new("!has(self.replicas) || has(self.standalone) || (has(self.template) && self.template.kind == 'Deployment')")
     .message("replicas needs standalone, or a template of kind Deployment; scale injected Pods through their own controller").field_path(".replicas"))]
 #[x_kube(validation = Rule::new("!has(self.multiplexer) || !has(self.multiplexer.slots) || has(self.standalone) || self.multiplexer.slots.all(s, s.driver != 'kubernetes')")
@@ -121,7 +125,7 @@ pub struct WorkerPoolSpec {
     #[schemars(range(min = 0, max = 10_000))]
     pub replicas: Option<i32>,
 
-    /// Makes the operator scale the template's Deployment by queue and load, including to and from zero.
+    /// Makes the operator scale the template's Deployment, or that of targetRef, by queue and load, including to and from zero.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scaling: Option<Scaling>,
 
@@ -259,29 +263,6 @@ pub struct Sidecar {
     pub env: Vec<Value>,
 }
 
-/// Scaling by the operator.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
-#[serde(rename_all = "camelCase")]
-#[x_kube(validation = Rule::new("self.minReplicas <= self.maxReplicas")
-    .message("minReplicas is greater than maxReplicas").field_path(".minReplicas"))]
-pub struct Scaling {
-    /// Minimum number of Pods. With 0, an idle pool is scaled to zero, and a request scales it up again.
-    #[serde(default)]
-    #[schemars(range(min = 0, max = 10_000))]
-    pub min_replicas: i32,
-    /// Maximum number of Pods.
-    #[schemars(range(min = 1, max = 10_000))]
-    pub max_replicas: i32,
-    /// Target number of queued and running requests per Pod. Default: maxConcurrency, or with multiplexer.slots the sum over slots of
-    /// the largest maxConcurrency of a slot's models.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 1, max = 65535))]
-    pub target_requests_per_replica: Option<i32>,
-    /// Time for which fewer Pods must suffice before the pool is scaled down.
-    #[serde(default = "ten_minutes")]
-    pub scale_down_delay: DurationText,
-}
-
 /// Workers without a backend container.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
@@ -362,6 +343,11 @@ impl WorkerPoolSpec {
         self.slots().is_some_and(Multiplexer::scales_deployments)
     }
 
+    /// Returns the workload of another owner that the operator scales.
+    pub fn target(&self) -> Option<&TargetRef> {
+        self.scaling.as_ref()?.target_ref.as_ref()
+    }
+
     /// Returns the mode of the pool.
     pub fn mode(&self) -> Mode {
         match (&self.template, &self.standalone) {
@@ -378,8 +364,4 @@ fn any_model() -> Vec<String> {
 
 fn one_minute() -> DurationText {
     DurationText::of("60s")
-}
-
-fn ten_minutes() -> DurationText {
-    DurationText::of("10m")
 }

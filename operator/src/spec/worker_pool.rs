@@ -8,7 +8,7 @@ use std::time::Duration;
 use modelrelay_protocol::units::UnitError;
 
 use super::workload::Workload;
-use crate::crd::worker_pool::Scaling;
+use crate::crd::worker_pool::{Scaling, TargetRef};
 use crate::crd::{Multiplexer, WorkerPool};
 use reasons::Reason;
 
@@ -23,6 +23,8 @@ pub struct Validated {
     pub workload: Option<Workload>,
     /// Its scaling, if the operator scales it.
     pub scaling: Option<ScalingConfig>,
+    /// The workload of another owner that the operator scales.
+    pub target: Option<TargetRef>,
 }
 
 /// A pool's validated scaling.
@@ -76,8 +78,10 @@ pub fn validate(pool: &WorkerPool) -> Result<Validated, ValidateError> {
         .parse()
         .map_err(|source| ValidateError::Duration { field: "spec.shutdownTimeout", source })?;
     let workload = Workload::of(pool);
-    let scaling = spec.scaling.as_ref().filter(|_| workload == Some(Workload::Backend));
-    Ok(Validated { workload, scaling: scaling.map(|scaling| config(pool, scaling)).transpose()? })
+    // The schema rejects both together; an older one did not know the target.
+    let target = spec.target().filter(|_| workload.is_none()).cloned();
+    let scaling = spec.scaling.as_ref().filter(|_| workload == Some(Workload::Backend) || target.is_some());
+    Ok(Validated { workload, scaling: scaling.map(|scaling| config(pool, scaling)).transpose()?, target })
 }
 
 fn config(pool: &WorkerPool, scaling: &Scaling) -> Result<ScalingConfig, ValidateError> {

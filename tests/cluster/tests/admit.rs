@@ -26,6 +26,11 @@ fn template() -> Value {
     json!({"spec": {"containers": [{"name": "vllm", "image": "example/vllm"}]}})
 }
 
+/// A workload of another owner.
+fn target(kind: &str) -> Value {
+    json!({"kind": kind, "name": "vllm"})
+}
+
 async fn assert_refused(namespace: &Namespace, resource: Value, words: &str) {
     let error =
         namespace.kubectl("apply --dry-run=server --filename -").input(resource.to_string()).expect_failure().await;
@@ -151,7 +156,25 @@ async fn pool_errors_are_rejected_with_their_field() {
             pool("p", &json!({"replicas": 2, "template": {"kind": "DaemonSet", "spec": {"containers": []}}})),
             "replicas needs standalone, or a template of kind Deployment",
         ),
-        (pool("p", &json!({"scaling": {"maxReplicas": 2}})), "scaling needs a template of kind Deployment"),
+        (
+            pool("p", &json!({"scaling": {"maxReplicas": 2}})),
+            "scaling needs a template of kind Deployment, or scaling.targetRef",
+        ),
+        (
+            pool(
+                "p",
+                &json!({"template": template(), "scaling": {"maxReplicas": 2, "targetRef": target("Deployment")}}),
+            ),
+            "scaling.targetRef excludes template and standalone",
+        ),
+        (
+            pool("p", &json!({"scaling": {"maxReplicas": 2, "targetRef": target("DaemonSet")}})),
+            "supported values: \"Deployment\", \"StatefulSet\"",
+        ),
+        (
+            pool("p", &json!({"replicas": 1, "scaling": {"maxReplicas": 2, "targetRef": target("Deployment")}})),
+            "replicas needs standalone, or a template of kind Deployment",
+        ),
         (
             pool("p", &json!({"template": template(), "scaling": {"minReplicas": 3, "maxReplicas": 2}})),
             "minReplicas is greater than maxReplicas",

@@ -6,11 +6,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use k8s_openapi::api::{apps::v1::Deployment, core::v1::Pod};
+use k8s_openapi::api::{
+    apps::v1::{Deployment, StatefulSet},
+    core::v1::Pod,
+};
 use kube::{Api, api::DynamicObject};
 use modelrelay_cluster::{
     Cluster, Namespace, TEST_TIMEOUT, http,
-    manifests::{DEMO_MODEL, demo_backend, demo_pool, provider, worker_pool},
+    manifests::{DEMO_MODEL, demo_backend, demo_container, demo_pool, provider, worker_pool},
     namespace::has_condition,
     traffic::Traffic,
     wait_until,
@@ -161,6 +164,45 @@ async fn waiting_request_wakes_pool_at_zero() {
     for reason in ["ScaledUp", "ScaledDown"] {
         assert!(events.contains(reason), "no Event {reason}: {events}");
     }
+}
+
+#[tokio::test]
+async fn waiting_request_wakes_stateful_set_of_another_owner() {
+    let namespace = Cluster::connect().await.namespace("scaling").await;
+    let template = json!({
+        "metadata": {"labels": {"app": "theirs", "modelrelay.io/pool": "adopter"}},
+        "spec": {"automountServiceAccountToken": false, "containers": [demo_container()]},
+    });
+    let stateful_set = json!({
+        "apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": {"name": "theirs"},
+        "spec": {"replicas": 0, "serviceName": "theirs", "selector": {"matchLabels": {"app": "theirs"}}, "template": template},
+    });
+    let scaling = json!({
+        "maxReplicas": 2, "scaleDownDelay": "2s",
+        "targetRef": {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": "theirs"},
+    });
+    let spec = json!({
+        "provider": "local", "models": [DEMO_MODEL], "backend": {"port": 8000}, "shutdownTimeout": "10s", "scaling": scaling,
+    });
+    namespace.apply(&[provider("local", &json!({})), worker_pool("adopter", &spec)]).await;
+    let pools = namespace.custom("modelrelay.io/v1alpha1", "WorkerPool");
+    let scene = Scene { namespace, pools, pool: "adopter" };
+    scene.condition("Stalled", "True", "TargetNotFound").await;
+    scene.namespace.apply(&[stateful_set]).await;
+    scene.condition("Ready", "True", "ScaledToZero").await;
+    scene.wait_for_cold(DEMO_MODEL).await;
+
+    let traffic = Traffic::to(scene.address().await).streams(3).words(80).start();
+    scene.condition("Ready", "True", "Serving").await;
+    traffic.wait_for_answers(6).await;
+    traffic.finish().await.expect_all_answered();
+    scene.condition("Ready", "True", "ScaledToZero").await;
+
+    scene.namespace.kubectl("scale statefulset theirs --replicas 1").await;
+    scene.namespace.kubectl("delete wp adopter").await;
+    let sets = scene.namespace.api::<StatefulSet>();
+    let set = sets.get("theirs").await.expect("the StatefulSet stays");
+    assert_eq!(set.spec.and_then(|spec| spec.replicas), Some(1), "its number stays too");
 }
 
 #[tokio::test]

@@ -1,7 +1,9 @@
 //! One pass over a pool's objects: configuration, rights, and the Deployment or DaemonSet.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use k8s_openapi::api::core::v1::Pod;
 use kube::api::DynamicObject;
 use kube::runtime::events::EventType;
 use kube::{Resource, ResourceExt};
@@ -10,7 +12,8 @@ use super::render::{self, Rendered};
 use super::rivals::{Dispute, Rival};
 use super::rollout::Rollout;
 use super::status::ProviderState;
-use super::{FetchedPool, PoolContext, ReconcileError, access, claims, fetch, objects, pods, replicas};
+use super::target::TargetReading;
+use super::{FetchedPool, PoolContext, ReconcileError, access, claims, fetch, objects, pods, replicas, target};
 use crate::cluster::apply::ApplyError;
 use crate::crd::WorkerPool;
 use crate::manifests::{backend, sidecar, worker_config};
@@ -81,7 +84,12 @@ async fn reconcile_objects(
     let transport = fetch::relay_transport(&shared.ctx.client, &shared.caches, pool).await?;
     let config = worker_config::config_map(pool, &shared.ctx.defaults.worker, &transport);
     objects::unread(shared, pool, &config).await?;
-    let Some(workload) = validated.workload else { return Ok(PoolOutcome::default()) };
+    let Some(workload) = validated.workload else {
+        return match &validated.target {
+            Some(target) => Ok(target_outcome(target::reconcile(pool, shared, target).await?)),
+            None => Ok(PoolOutcome::default()),
+        };
+    };
 
     if let Some(dispute) = claims::dispute(&shared.caches, pool) {
         access::withhold(pool, shared).await?;
@@ -109,6 +117,15 @@ async fn reconcile_objects(
     }
     let rollout = Some(Rollout::of(workload, &object));
     Ok(PoolOutcome { rollout, dispute, outdated: rendered.outdated, ..PoolOutcome::default() })
+}
+
+fn target_outcome(reading: TargetReading) -> PoolOutcome {
+    match reading {
+        TargetReading::Stalled(reason, message) => PoolOutcome::stalled(reason, message),
+        TargetReading::There { rollout, rival } => {
+            PoolOutcome { rollout: Some(rollout), dispute: rival.map(Dispute::Left), ..PoolOutcome::default() }
+        }
+    }
 }
 
 /// The number of Pods of a Deployment.
@@ -162,7 +179,7 @@ async fn ensure_workload(
     let wanted = replicas.wanted;
     let has = live.as_ref().and_then(fetch::replicas);
     if workload.is_scaled() && has.is_some_and(|has| wanted < has) {
-        rank(pool, shared, fetched).await;
+        rank(pool, shared, &fetched.pods).await;
     }
     let manifest = backend::workload(
         workload,
@@ -188,10 +205,10 @@ async fn ensure_workload(
 
 /// Ranks the Pods by load, so that the idlest go first. Until a relay has reported, the cluster decides. The last
 /// report may be up to 5 s old, so a new one is requested.
-async fn rank(pool: &WorkerPool, shared: &PoolContext, fetched: &FetchedPool) {
+pub(super) async fn rank(pool: &WorkerPool, shared: &PoolContext, there: &[Arc<Pod>]) {
     let namespace = pool.namespace().unwrap_or_default();
     if let Some(snapshot) = shared.ctx.relays.fresh(&namespace, &pool.spec.provider, RANK_TIMEOUT).await {
-        pods::rank(&shared.ctx.client, pool, &fetched.pods, &snapshot).await;
+        pods::rank(&shared.ctx.client, pool, there, &snapshot).await;
     }
 }
 

@@ -1,5 +1,5 @@
-//! Decides which pool may scale a Deployment, for pools with driver `kubernetes`: two workers that scale one Deployment
-//! would conflict.
+//! Decides which pool may scale a Deployment or StatefulSet, for pools with driver `kubernetes` or a `targetRef`: two
+//! writers of one number would conflict.
 //!
 //! The schema sees one pool at a time, so this checks all pools of the namespace: the older pool owns the Deployment,
 //! and the younger one reports the conflict. Deployments that ModelRelay created serve no model.
@@ -11,7 +11,8 @@ use kube::ResourceExt;
 use kube::runtime::reflector::ObjectRef;
 
 use crate::cluster::cache::Caches;
-use crate::crd::{Multiplexer, WorkerPool};
+use crate::crd::WorkerPool;
+use crate::crd::worker_pool::{TargetApiVersion, TargetKind, TargetRef};
 use crate::resources::names;
 
 /// Returns the first problem with the Deployments that the pool names, with its field, or `None` if the pool may scale
@@ -27,13 +28,26 @@ pub(super) fn dispute(caches: &Caches, pool: &WorkerPool) -> Option<String> {
     )
 }
 
+/// Returns the reason that the pool may not scale its target.
+pub(super) fn target_dispute(caches: &Caches, pool: &WorkerPool, target: &TargetRef) -> Option<String> {
+    if let Some(why) = own(caches, pool, target) {
+        return Some(format!("spec.scaling.targetRef: {why}"));
+    }
+    let other = others(caches, pool, target).into_iter().find(|other| age(other) < age(pool))?.name_any();
+    Some(format!(
+        "spec.scaling.targetRef: the older WorkerPool {other} already scales {}: name another workload, or remove it from \
+         {other}",
+        target.display()
+    ))
+}
+
 /// Returns the reason that this pool may not scale a Deployment.
 pub(super) fn objection(caches: &Caches, pool: &WorkerPool, deployment: &str) -> Option<String> {
-    let reference = ObjectRef::new(deployment).within(&pool.namespace().unwrap_or_default());
-    if caches.deployments.get(&reference).is_some() {
-        return Some(format!("Deployment {deployment} belongs to ModelRelay: name one that serves the model"));
+    let target = self::deployment(deployment);
+    if let Some(why) = own(caches, pool, &target) {
+        return Some(why);
     }
-    let other = others(caches, pool, deployment).find(|other| age(other) < age(pool))?;
+    let other = others(caches, pool, &target).into_iter().find(|other| age(other) < age(pool))?;
     let other = other.name_any();
     Some(format!(
         "the older WorkerPool {other} already scales Deployment {deployment}: name another Deployment for this model, or \
@@ -41,9 +55,19 @@ pub(super) fn objection(caches: &Caches, pool: &WorkerPool, deployment: &str) ->
     ))
 }
 
+fn own(caches: &Caches, pool: &WorkerPool, target: &TargetRef) -> Option<String> {
+    let reference = ObjectRef::new(&target.name).within(&pool.namespace().unwrap_or_default());
+    let is_own = target.kind == TargetKind::Deployment && caches.deployments.get(&reference).is_some();
+    is_own.then(|| format!("{} belongs to ModelRelay: name one that serves the model", target.display()))
+}
+
+fn deployment(name: &str) -> TargetRef {
+    TargetRef { api_version: TargetApiVersion::AppsV1, kind: TargetKind::Deployment, name: name.to_owned() }
+}
+
 /// Returns another pool that names the Deployment.
 pub(super) fn other(caches: &Caches, pool: &WorkerPool, deployment: &str) -> Option<Arc<WorkerPool>> {
-    others(caches, pool, deployment).next()
+    others(caches, pool, &self::deployment(deployment)).into_iter().next()
 }
 
 /// True if ModelRelay created it.
@@ -51,14 +75,18 @@ pub(super) fn is_own(deployment: &Deployment) -> bool {
     deployment.labels().get("app.kubernetes.io/managed-by").map(String::as_str) == Some(names::MANAGED_BY)
 }
 
-fn others(caches: &Caches, pool: &WorkerPool, deployment: &str) -> impl Iterator<Item = Arc<WorkerPool>> {
+fn others(caches: &Caches, pool: &WorkerPool, target: &TargetRef) -> Vec<Arc<WorkerPool>> {
+    let scales = |other: &WorkerPool| {
+        let by_driver = || other.spec.slots().is_some_and(|slots| slots.deployments().contains(target.name.as_str()));
+        other.spec.target() == Some(target) || (target.kind == TargetKind::Deployment && by_driver())
+    };
     let is_other = |other: &Arc<WorkerPool>| {
         other.metadata.namespace == pool.metadata.namespace
             && other.metadata.name != pool.metadata.name
             && other.metadata.deletion_timestamp.is_none()
-            && other.spec.slots().map(Multiplexer::deployments).is_some_and(|named| named.contains(deployment))
+            && scales(other)
     };
-    caches.pools.state().into_iter().filter(is_other).collect::<Vec<_>>().into_iter()
+    caches.pools.state().into_iter().filter(is_other).collect()
 }
 
 /// Returns a key that orders pools by age; pools created within the same second are ordered by name.

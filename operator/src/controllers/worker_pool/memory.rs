@@ -11,6 +11,7 @@ use kube::ResourceExt;
 use super::residency::PublishedEvents;
 use super::rivals::Rivals;
 use super::scaling::History;
+use super::target::TargetState;
 use super::writers::Writers;
 use crate::crd::WorkerPool;
 use crate::crd::worker_pool::WorkerPoolStatus;
@@ -49,6 +50,8 @@ pub struct PoolMemory {
     pub history: History,
     /// The writers of its replicas.
     pub writers: Writers,
+    /// The workload of another owner that it scales.
+    pub target: TargetState,
     /// The writers of its Deployment's replicas.
     pub rivals: Rivals,
     /// True if an Event about waiting Pods was published.

@@ -112,6 +112,7 @@ fn event_type(reason: Reason) -> Option<EventType> {
         | Reason::ProviderNotFound
         | Reason::ProviderDisabled
         | Reason::NameTaken
+        | Reason::TargetNotFound
         | Reason::TemplateInvalid
         | Reason::InvalidSpec
         | Reason::SlotsQuarantined

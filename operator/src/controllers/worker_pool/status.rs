@@ -204,6 +204,16 @@ fn wanted(facts: &PoolFacts<'_>) -> [Wanted; 3] {
 /// Returns the Stalled condition for other writers of the number of replicas: true if the operator yields to them.
 fn conflict(facts: &PoolFacts<'_>) -> Option<ConditionState> {
     let of = |stalls: bool, message: String| Some(ConditionState::new(stalls, Reason::ScalingConflict, message));
+    if let (Some(target), Some(Dispute::Left(rival))) = (facts.pool.spec.target(), &facts.dispute) {
+        let (rival, target) = (rival.describe(), target.display());
+        return of(
+            true,
+            format!(
+                "{rival} scales {target}, and the operator does not override it: remove it or spec.scaling; if it is removed, scale \
+             {target} once to another number"
+            ),
+        );
+    }
     let by_dispute = facts.dispute.as_ref().and_then(|dispute| {
         let name = facts.pool.metadata.name.as_deref().unwrap_or_default();
         let deployment = Workload::of(facts.pool)?.name(name);
@@ -230,26 +240,43 @@ fn conflict(facts: &PoolFacts<'_>) -> Option<ConditionState> {
         ReplicaOwner::Alone => None,
         ReplicaOwner::Shared => of(
             false,
-            "spec.replicas was changed externally although spec.scaling is set; the number is not lowered for one \
-             scaleDownDelay"
-                .to_owned(),
+            format!(
+                "{number} changed externally although spec.scaling is set; the number is not lowered for one scaleDownDelay",
+                number = scaled_number(facts, "was", "were"),
+            ),
         ),
         ReplicaOwner::Yielding => of(
             true,
-            "spec.replicas keeps being changed externally, so spec.scaling is suspended: use only one of the two"
-                .to_owned(),
+            format!(
+                "{number} being changed externally, so spec.scaling is suspended: use only one of the two",
+                number = scaled_number(facts, "keeps", "keep"),
+            ),
         ),
     })
 }
 
+/// Returns the number that the operator writes, with a verb.
+fn scaled_number(facts: &PoolFacts<'_>, singular: &str, plural: &str) -> String {
+    match facts.pool.spec.target() {
+        Some(target) => format!("the replicas of {} {plural}", target.display()),
+        None => format!("spec.replicas {singular}"),
+    }
+}
+
 fn cannot_wake(facts: &PoolFacts<'_>) -> [Wanted; 3] {
-    const MESSAGE: &str = "the pool is scaled to zero and has never advertised a model, so no request can wake it: list its \
-        models in spec.models, or set spec.replicas to 1 once";
+    let remedy = match facts.pool.spec.target() {
+        Some(target) => format!("scale {} to 1 once", target.display()),
+        None => "set spec.replicas to 1 once".to_owned(),
+    };
+    let message = &format!(
+        "the pool is scaled to zero and has never advertised a model, so no request can wake it: list its models in \
+         spec.models, or {remedy}"
+    );
     let rolling = facts.rollout.as_ref().is_some_and(|rollout| !rollout.done);
     [
-        ConditionState::new(false, Reason::ModelsUnknown, MESSAGE).wanted(READY),
+        ConditionState::new(false, Reason::ModelsUnknown, message.as_str()).wanted(READY),
         ConditionState::new(rolling, Reason::ModelsUnknown, "").wanted(RECONCILING),
-        ConditionState::new(true, Reason::ModelsUnknown, MESSAGE).wanted(STALLED),
+        ConditionState::new(true, Reason::ModelsUnknown, message.as_str()).wanted(STALLED),
     ]
 }
 
@@ -333,9 +360,15 @@ fn not_serving(facts: &PoolFacts<'_>, idle: i32) -> ConditionState {
     {
         return ConditionState::new(false, Reason::PodsNotCreated, failure);
     }
+    // Pods of a target that is being scaled up may not exist yet.
+    let is_growing = facts.rollout.as_ref().is_some_and(|rollout| !rollout.done);
     if counts.pods == 0 && facts.pool.spec.mode() == Mode::Inject {
         if let Some(why) = &facts.not_created {
             return ConditionState::new(false, Reason::PodsNotCreated, why);
+        }
+        if is_growing {
+            let message = "the target's Pods do not exist yet";
+            return ConditionState::new(false, Reason::WaitingForWorkers, message);
         }
         let name = facts.pool.metadata.name.as_deref().unwrap_or_default();
         let message = format!("no Pod in this namespace has the label {}={name}", names::POOL_LABEL);

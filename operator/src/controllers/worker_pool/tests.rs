@@ -24,6 +24,7 @@ mod foreign_pods;
 mod leaving;
 mod numbers;
 mod ownership;
+mod target;
 mod tls;
 
 const DEPLOYMENT: &str = "/apis/apps/v1/namespaces/llm/deployments/llama-backend";
@@ -73,12 +74,9 @@ impl Server {
                 pool["metadata"]["generation"] = json!(pool["metadata"]["generation"].as_i64().unwrap() + 1);
                 (200, pool.clone())
             }
-            Method::PATCH if path.ends_with("/scale") => {
-                let Some(object) = self.objects.get_mut(path.trim_end_matches("/scale")) else {
-                    return (404, failure(404, "not found"));
-                };
-                json_patch::merge(object, body);
-                (200, json!({"apiVersion": "autoscaling/v1", "kind": "Scale", "metadata": {}, "spec": object["spec"]}))
+            Method::GET | Method::PATCH if path.ends_with("/scale") => {
+                let object = self.objects.get_mut(path.trim_end_matches("/scale"));
+                object.map_or((404, failure(404, "not found")), |object| target::scale(object, body))
             }
             Method::DELETE => {
                 self.objects.remove(path).map_or((404, failure(404, "not found")), |object| (200, object))

@@ -15,8 +15,9 @@ use super::scaling::share::{self, ModelCapacity, Sharer};
 use super::scaling::{Load, ScalingDecision, ScalingInputs, Why};
 use super::status::Workers;
 use super::writers::{ReplicaObservation, ReplicaOwner};
-use super::{PoolContext, fetch, replicas, residency};
+use super::{PoolContext, advance, fetch, replicas, residency, target};
 use crate::crd::WorkerPool;
+use crate::crd::worker_pool::TargetKind;
 use crate::plural::one_or;
 use crate::relays::state::{RelaySnapshot, WorkerReport};
 use crate::resources::conditions::{self, READY};
@@ -37,7 +38,7 @@ pub struct Ticker {
 
 /// A number of replicas to write.
 #[derive(Debug)]
-struct Change {
+pub(super) struct Change {
     pool: Arc<WorkerPool>,
     from: i32,
     decision: ScalingDecision,
@@ -133,7 +134,7 @@ fn fingerprint(shared: &PoolContext, pool: &WorkerPool, snapshot: Option<&RelayS
 }
 
 /// Returns the scaling pools that need another number.
-fn plan(shared: &PoolContext, pools: &[Arc<WorkerPool>], now: Instant) -> Vec<Change> {
+pub(super) fn plan(shared: &PoolContext, pools: &[Arc<WorkerPool>], now: Instant) -> Vec<Change> {
     let mut by_provider: HashMap<(String, &str), Vec<&Arc<WorkerPool>>> = HashMap::new();
     for pool in pools.iter().filter(|pool| pool.metadata.deletion_timestamp.is_none()) {
         by_provider.entry((pool.namespace().unwrap_or_default(), &pool.spec.provider)).or_default().push(pool);
@@ -145,7 +146,7 @@ fn plan(shared: &PoolContext, pools: &[Arc<WorkerPool>], now: Instant) -> Vec<Ch
             continue;
         }
         let snapshot = shared.ctx.relays.of(&namespace, provider);
-        let shares = snapshot.as_deref().map(|snapshot| share_out(snapshot, &pools)).unwrap_or_default();
+        let shares = snapshot.as_deref().map(|snapshot| share_out(shared, snapshot, &pools)).unwrap_or_default();
         for (pool, config) in scaled {
             let load = snapshot.as_deref().map(|snapshot| load(snapshot, &pool.name_any(), &shares));
             changes.extend(evaluate(shared, pool, &config, load, now));
@@ -159,10 +160,10 @@ fn config(pool: &WorkerPool) -> Option<ScalingConfig> {
 }
 
 /// Assigns the waiting requests to pools.
-fn share_out(snapshot: &RelaySnapshot, pools: &[&Arc<WorkerPool>]) -> BTreeMap<String, u64> {
+fn share_out(shared: &PoolContext, snapshot: &RelaySnapshot, pools: &[&Arc<WorkerPool>]) -> BTreeMap<String, u64> {
     // A pool that cannot be applied must not keep another asleep.
     let able = |pool: &&&Arc<WorkerPool>| !is_stuck(pool);
-    share::share(&snapshot.models, pools.iter().filter(able).map(|pool| sharer(snapshot, pool)).collect())
+    share::share(&snapshot.models, pools.iter().filter(able).map(|pool| sharer(shared, snapshot, pool)).collect())
 }
 
 fn is_stuck(pool: &WorkerPool) -> bool {
@@ -172,13 +173,37 @@ fn is_stuck(pool: &WorkerPool) -> bool {
     })
 }
 
-fn sharer(snapshot: &RelaySnapshot, pool: &WorkerPool) -> Sharer {
+fn sharer(shared: &PoolContext, snapshot: &RelaySnapshot, pool: &WorkerPool) -> Sharer {
     let name = pool.name_any();
     let places = match config(pool) {
         Some(config) => vec![growing(snapshot, pool, &config)],
         None => snapshot.workers_of(&name).filter(|worker| !worker.draining).map(free).collect(),
     };
-    Sharer { asleep: pool.spec.replicas == Some(0), name, places }
+    let asleep = current(shared, pool).is_some_and(|current| current.replicas == 0);
+    Sharer { asleep, name, places }
+}
+
+/// The present number of a pool's Pods.
+struct CurrentReplicas {
+    replicas: i32,
+    /// The generation of the object that has the number; 0 if it is unknown.
+    generation: i64,
+    /// The number that the operator last wrote, as far as it is recorded.
+    noted: Option<i32>,
+}
+
+/// Returns the number, or `None` while it is unknown: the reconciliation that creates the Deployment writes the first
+/// one, and that which reads a target remembers its number.
+fn current(shared: &PoolContext, pool: &WorkerPool) -> Option<CurrentReplicas> {
+    if let Some(target) = pool.spec.target() {
+        let (replicas, noted) = shared.memory.with(pool, |entry| entry.target.replicas(target))?;
+        return Some(CurrentReplicas { replicas, generation: 0, noted });
+    }
+    Some(CurrentReplicas {
+        replicas: pool.spec.replicas?,
+        generation: pool.metadata.generation.unwrap_or_default(),
+        noted: pool.annotations().get(names::SCALED_ANNOTATION).and_then(|number| number.parse().ok()),
+    })
 }
 
 /// Returns the room that a scaling pool has at its greatest size.
@@ -226,10 +251,11 @@ fn evaluate(
     load: Option<Load>,
     now: Instant,
 ) -> Option<Change> {
-    // The reconciliation that creates the Deployment writes the first number.
-    let current = pool.spec.replicas?;
-    let noted = pool.annotations().get(names::SCALED_ANNOTATION).and_then(|number| number.parse().ok());
-    let generation = pool.metadata.generation.unwrap_or_default();
+    if pool.spec.target().is_some() && load.is_none() {
+        // Without relays, Pods of another owner would serve no request.
+        return None;
+    }
+    let CurrentReplicas { replicas: current, generation, noted } = current(shared, pool)?;
     let inputs = ScalingInputs { current, load, wakeable: is_wakeable(pool) };
     let decision = shared.memory.with(pool, |entry| {
         match entry.writers.observe(now, generation, current, noted) {
@@ -245,12 +271,23 @@ fn evaluate(
     (decision.replicas != current).then(|| Change { pool: pool.clone(), from: current, decision, load })
 }
 
-async fn carry_out(shared: &PoolContext, change: Change) {
+/// Writes the number; returns the generation of the pool afterwards, or `None` if another change came first.
+async fn write(shared: &PoolContext, pool: &WorkerPool, from: i32, to: i32) -> Result<Option<i64>, kube::Error> {
+    let Some(target) = pool.spec.target() else {
+        let written = replicas::write(&shared.ctx.client, pool, to).await?;
+        return Ok(written.map(|pool| pool.metadata.generation.unwrap_or_default()));
+    };
+    if to < from && target.kind == TargetKind::Deployment {
+        advance::rank(pool, shared, &fetch::pods(&shared.caches, pool)).await;
+    }
+    Ok(target::write(pool, shared, target, from, to).await?.then_some(0))
+}
+
+pub(super) async fn carry_out(shared: &PoolContext, change: Change) {
     let Change { pool, from, decision, load } = change;
     let to = decision.replicas;
-    match replicas::write(&shared.ctx.client, &pool, to).await {
-        Ok(Some(written)) => {
-            let generation = written.metadata.generation.unwrap_or_default();
+    match write(shared, &pool, from, to).await {
+        Ok(Some(generation)) => {
             shared.memory.with(&pool, |entry| {
                 entry.writers.wrote(generation, to);
                 entry.scaled();
@@ -265,7 +302,7 @@ async fn carry_out(shared: &PoolContext, change: Change) {
             shared.memory.with(&pool, |entry| entry.scaling_failed(Instant::now()));
             tracing::warn!(
                 namespace = pool.namespace(), workerpool = pool.name_any(), %error,
-                "failed to update spec.replicas"
+                "failed to scale"
             );
         }
     }

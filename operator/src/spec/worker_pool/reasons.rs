@@ -40,12 +40,13 @@ reasons! {
     RelaysUnreachable: "None of the Provider's relays responds to the operator. Check the Provider's conditions.",
     RollingOut: "The Deployment or DaemonSet is replacing or adding Pods.",
     NameTaken: "An object with a name that the pool needs belongs to another owner. Rename or delete it, or create a pool with another name.",
+    TargetNotFound: "The workload of `spec.scaling.targetRef` does not exist in the namespace. The pool scales it within ten seconds of its creation.",
     TemplateInvalid: "The template is invalid; the message names the field. The operator retries when the pool changes.",
     InvalidSpec: "The spec is invalid; the message names the field.",
     SlotsQuarantined: "The memory of a slot could not be freed, so the slot loads no model. Ready is False if this applies to all slots of the pool and no worker without slots serves. Another process holds the GPU, or a backend did not exit: `status.slots` names the workers, and their logs show the attempts. Free the memory and restart the Pod, or send the command `unload` with mode `now` through the relay's admin API.",
-    ModelsUnknown: "The pool is scaled to zero, and its models are unknown, so no request can wake it. List them in `spec.models`, or set `spec.replicas` to 1 once: the models that its workers advertise are remembered.",
-    ScalingConflict: "`spec.replicas` is changed externally while `spec.scaling` is set: by an HPA, KEDA, a user, or a manifest that is applied repeatedly. Use only one of the two. An external number is not lowered for one scaleDownDelay; after two within that time the operator stops scaling until one scaleDownDelay has passed without another. Or the pool's Deployment is scaled instead of the pool, and the message names the writer: set the scaleTargetRef of an HPA or KEDA to the WorkerPool.",
-    Forbidden: "The API server does not permit the operator to write an object; the message names it. The chart's RBAC was changed, or a policy or quota rejects the object. The operator retries.",
+    ModelsUnknown: "The pool is scaled to zero, and its models are unknown, so no request can wake it. List them in `spec.models`, or set `spec.replicas` (with a `targetRef`, the replicas of the target) to 1 once: the models that its workers advertise are remembered.",
+    ScalingConflict: "`spec.replicas` is changed externally while `spec.scaling` is set: by an HPA, KEDA, a user, or a manifest that is applied repeatedly. Use only one of the two. An external number is not lowered for one scaleDownDelay; after two within that time the operator stops scaling until one scaleDownDelay has passed without another. Or the pool's Deployment is scaled instead of the pool, and the message names the writer: set the scaleTargetRef of an HPA or KEDA to the WorkerPool. With a `targetRef`, the same applies to the replicas of the target, and the operator does not scale a Deployment whose replicas an HPA or KEDA last set: remove the autoscaler, and scale the Deployment once to another number.",
+    Forbidden: "The API server does not permit the operator to write an object; the message names it. The chart's RBAC was changed (scaling needs `rbac.scaleDeployments`), or a policy or quota rejects the object. The operator retries.",
 }
 
 #[cfg(test)]

@@ -36,6 +36,7 @@ CASES = {
     "monitoring-watch-namespaces": {"metrics": MONITORING, "watchNamespaces": ["team-a"]},
     "demo": {"demo": {"enabled": True}},
     "openshift": {"openshift": {"enabled": True}, "demo": {"enabled": True}},
+    "http-route": {"httpRoute": {"enabled": True, "provider": "local", "parentRefs": [{"name": "public"}]}},
     "no-crds": {"crds": {"install": False}},
     "bare": {
         "rbac": {"aggregate": False},
@@ -73,6 +74,16 @@ CASES = {
         "networkPolicy": {"metricsFrom": [{"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}]},
         "metrics": MONITORING,
         "demo": {"enabled": True},
+        "httpRoute": {
+            "enabled": True,
+            "namespace": "llm",
+            "port": 443,
+            "parentRefs": [{"name": "public", "namespace": "gateways", "sectionName": "https"}],
+            "hostnames": ["llm.example.com"],
+            "additionalLabels": {"team": "a"},
+            "annotations": {"example.com/a": "1"},
+            "timeouts": {"request": "1h30m", "backendRequest": "1h"},
+        },
     },
 }
 

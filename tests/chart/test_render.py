@@ -277,10 +277,31 @@ def test_demo_jobs_use_their_own_role():
         ({"demo": {"enabled": True}, "watchNamespaces": ["b"]}, "add it to watchNamespaces"),
         ({"webhook": {"existingSecret": "s", "certManager": {"enabled": True}}}, "exclude each other"),
         ({"webhook": {"port": 8080}}, "are both 8080"),
+        ({"httpRoute": {"enabled": True, "parentRefs": [{"name": "public"}]}}, "set httpRoute.provider"),
+        ({"httpRoute": {"enabled": True, "provider": "local"}}, "set httpRoute.parentRefs"),
     ],
 )
 def test_conflicting_values_are_rejected_with_a_reason(values, reason):
     assert reason in chart.refusal(values)
+
+
+def test_no_route_exists_by_default():
+    assert not chart.of_kind(chart.render(), "HTTPRoute")
+
+
+def test_route_equals_the_example_without_timeouts():
+    values = {"provider": "local", "hostnames": ["llm.example.com"], "parentRefs": [{"name": "public", "namespace": "gateways"}]}
+    route = chart.one(chart.render({"httpRoute": {"enabled": True} | values}), "HTTPRoute")
+    [example] = chart.load_all((chart.ROOT / "deploy/examples/gateway-httproute.yaml").read_text())
+    assert (route["apiVersion"], route["spec"]) == (example["apiVersion"], example["spec"])
+
+
+def test_route_has_the_given_values():
+    route = chart.one(chart.render(chart.CASES["everything"]), "HTTPRoute")
+    [rule] = route["spec"]["rules"]
+    assert route["metadata"]["namespace"] == "llm" and route["metadata"]["labels"]["team"] == "a"
+    assert rule["backendRefs"] == [{"name": "demo", "port": 443}]
+    assert rule["timeouts"] == {"request": "1h30m", "backendRequest": "1h"}
 
 
 def test_parent_chart_may_enable_the_dependency():

@@ -11,9 +11,11 @@ use libfuzzer_sys::fuzz_target;
 use modelrelay_operator::crd::WorkerPool;
 use modelrelay_operator::manifests::sidecar;
 use modelrelay_operator::settings::defaults::WorkerDefaults;
-use modelrelay_operator::webhook::inject::decide::{Lookup, Question, decide, question};
+use modelrelay_operator::webhook::inject::decide::{Lookup, Question, decide, decide_selected, question};
 use modelrelay_operator::webhook::inject::review::{AdmissionDecision, Review};
 use serde_json::{Value, json};
+
+const TOKEN: &str = "0123456789abcdef";
 
 static DEFAULTS: LazyLock<WorkerDefaults> = LazyLock::new(WorkerDefaults::default);
 
@@ -73,7 +75,14 @@ fn judge(review: &Review, lookup: &Lookup) {
 fn decided(review: &Review, lookup: &Lookup) -> AdmissionDecision {
     match question(review) {
         Question::Settled(decision) => decision,
-        Question::Pool(pool) => decide(review, pool, lookup, &DEFAULTS, "0123456789abcdef"),
+        Question::Pool(pool) => decide(review, pool, lookup, &DEFAULTS, TOKEN),
+        Question::Selection(labels) => {
+            let pools = match lookup {
+                Lookup::Found(pool) => vec![WorkerPool::clone(pool)],
+                Lookup::Missing => Vec::new(),
+            };
+            decide_selected(review, &labels, &pools, &DEFAULTS, TOKEN)
+        }
     }
 }
 

@@ -234,7 +234,7 @@ def test_operator_restarts_for_new_defaults_but_not_for_chart_versions():
 
 def test_the_webhook_sees_labelled_pods_of_watched_namespaces():
     objects = chart.render({"watchNamespaces": ["team-a"]})
-    [webhook] = chart.one(objects, "MutatingWebhookConfiguration")["webhooks"]
+    [webhook, _] = chart.one(objects, "MutatingWebhookConfiguration")["webhooks"]
     assert webhook["namespaceSelector"]["matchExpressions"] == [
         {"key": "kubernetes.io/metadata.name", "operator": "NotIn", "values": ["kube-system"]},
         {"key": "kubernetes.io/metadata.name", "operator": "In", "values": ["team-a"]},
@@ -243,6 +243,24 @@ def test_the_webhook_sees_labelled_pods_of_watched_namespaces():
         {"key": "modelrelay.io/pool", "operator": "Exists"},
         {"key": "modelrelay.io/pool", "operator": "NotIn", "values": ["none"]},
     ]
+
+
+def test_the_webhook_sees_unlabelled_pods_only_of_namespaces_that_opted_in():
+    [labelled, selected] = chart.one(chart.render({"watchNamespaces": ["team-a"]}), "MutatingWebhookConfiguration")["webhooks"]
+    assert selected["namespaceSelector"] == {
+        "matchLabels": {"modelrelay.io/select-pods": "enabled"},
+        "matchExpressions": [
+            # The operator's own Pods must start while no operator runs.
+            {"key": "kubernetes.io/metadata.name", "operator": "NotIn", "values": ["kube-system", "mr-system"]},
+            {"key": "kubernetes.io/metadata.name", "operator": "In", "values": ["team-a"]},
+        ],
+    }
+    assert selected["objectSelector"]["matchExpressions"] == [
+        {"key": "modelrelay.io/pool", "operator": "DoesNotExist"},
+        {"key": "modelrelay.io/provider", "operator": "DoesNotExist"},
+    ]
+    differing = {"name", "objectSelector", "namespaceSelector"}
+    assert {key for key in labelled | selected if labelled.get(key) != selected.get(key)} == differing
 
 
 def test_replicas_on_the_host_network_do_not_overlap():

@@ -216,6 +216,7 @@ async fn reconcile_pool(pool: &WorkerPool, shared: &PoolContext) -> Result<Actio
     let outcome = advance::advance(pool, shared, &fetched).await?;
     let numbers_later = report(pool, shared, &fetched, &outcome).await?;
     publish_waiting_event(pool, shared, &fetched.counts, outcome.stall.as_ref()).await;
+    publish_taken_event(pool, shared).await;
     // The webhook reads from the status whether the pool can be used, so the status is written before Pods are
     // released.
     if outcome.stall.is_none() {
@@ -249,6 +250,19 @@ async fn publish_waiting_event(
     let Some((_, why)) = waiting.filter(|_| !published) else { return };
     let note = format!("{} for this pool: {why}", plural::counted(counts.gated.len(), "Pod waits", "Pods wait"));
     shared.ctx.publish(&pool.object_ref(&()), EventType::Warning, "PodsWaiting", "Gate", note).await;
+}
+
+/// Publishes an Event about Pods that the pool selects and another one has.
+async fn publish_taken_event(pool: &WorkerPool, shared: &PoolContext) {
+    let taken = claims::taken_pods(&shared.caches, pool);
+    let published = shared.memory.with(pool, |entry| std::mem::replace(&mut entry.published_taken, taken.is_some()));
+    let Some((other, number)) = taken.filter(|_| !published) else { return };
+    let pods =
+        plural::counted(number, "Pod that spec.selector matches belongs", "Pods that spec.selector matches belong");
+    let note = format!(
+        "{pods} to WorkerPool {other}: a Pod belongs to the pool in its label, or to the oldest that selects it"
+    );
+    shared.ctx.publish(&pool.object_ref(&()), EventType::Warning, "PodsOfAnotherPool", "Select", note).await;
 }
 
 async fn release(pool: &WorkerPool, shared: &PoolContext, counts: &PodCounts) -> Result<(), ReconcileError> {

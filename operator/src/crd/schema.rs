@@ -29,6 +29,38 @@ pub fn text_map(_: &mut SchemaGenerator) -> Schema {
     json_schema!({ "type": "object", "maxProperties": 256, "additionalProperties": {"type": "string", "maxLength": 65536} })
 }
 
+/// A label selector, with at least one requirement.
+pub fn label_selector(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "object", "x-kubernetes-map-type": "atomic",
+        "properties": {
+            "matchLabels": {"type": "object", "maxProperties": 32, "additionalProperties": {"type": "string", "maxLength": 63}},
+            "matchExpressions": {
+                "type": "array", "maxItems": 32, "x-kubernetes-list-type": "atomic",
+                "items": {
+                    "type": "object", "required": ["key", "operator"],
+                    "properties": {
+                        "key": {"type": "string", "minLength": 1, "maxLength": 317},
+                        "operator": {"type": "string", "enum": ["In", "NotIn", "Exists", "DoesNotExist"]},
+                        "values": {
+                            "type": "array", "maxItems": 64, "x-kubernetes-list-type": "atomic",
+                            "items": {"type": "string", "maxLength": 63},
+                        },
+                    },
+                    "x-kubernetes-validations": [{
+                        "rule": "(self.operator in ['In', 'NotIn']) == (has(self.values) && self.values.size() > 0)",
+                        "message": "In and NotIn need values; Exists and DoesNotExist take none",
+                    }],
+                },
+            },
+        },
+        "x-kubernetes-validations": [{
+            "rule": "(has(self.matchLabels) && self.matchLabels.size() > 0) || (has(self.matchExpressions) && self.matchExpressions.exists(e, e.operator in ['In', 'Exists']))",
+            "message": "a selector needs matchLabels, or an expression with In or Exists: otherwise it would select Pods of anything",
+        }],
+    })
+}
+
 /// A list whose items are merged by name and otherwise kept as written.
 pub fn named_items(_: &mut SchemaGenerator) -> Schema {
     named(&json!({}))

@@ -5,6 +5,7 @@ mod status;
 
 use std::collections::BTreeMap;
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -78,6 +79,8 @@ pub use status::{SlotFailure, SlotState, SlotStatus, WorkerPoolStatus};
     .message("the drivers process and hooks, and command, run programs in the worker's container: set template, or sidecar.image to an image that contains these programs").field_path(".multiplexer"))]
 #[x_kube(validation = Rule::new("!has(self.multiplexer) || !has(self.multiplexer.slots) || self.multiplexer.slots.all(s, s.driver != 'kubernetes') || ((!has(self.replicas) || self.replicas <= 1) && (!has(self.standalone) || !has(self.standalone.replicas) || self.standalone.replicas <= 1))")
     .message("only one worker may scale the Deployments of the driver kubernetes: set replicas to 0 or 1").field_path(".multiplexer"))]
+#[x_kube(validation = Rule::new("!has(self.selector) || !(has(self.template) || has(self.standalone))")
+    .message("selector excludes template and standalone: the operator creates their Pods with its label").field_path(".selector"))]
 pub struct WorkerPoolSpec {
     /// Provider in the same namespace that the workers serve.
     #[schemars(length(min = 1, max = 52))]
@@ -87,6 +90,13 @@ pub struct WorkerPoolSpec {
     /// Backend of each worker.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backend: Option<Backend>,
+
+    /// Labels of the Pods of the pool, instead of the label modelrelay.io/pool, for Pods that cannot have that label. Only for namespaces with
+    /// the label modelrelay.io/select-pods: enabled, and for new Pods, which get the label. A Pod that several pools select belongs to the
+    /// oldest of them. Excludes template and standalone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "schema::label_selector")]
+    pub selector: Option<LabelSelector>,
 
     /// Models to advertise; * stands for all models that the backend lists.
     #[serde(default = "any_model")]

@@ -11,6 +11,10 @@ pub const PROVIDER_LABEL: &str = "modelrelay.io/provider";
 pub const POOL_LABEL: &str = "modelrelay.io/pool";
 /// Value of [`POOL_LABEL`] that keeps a Pod out of every pool.
 pub const NO_POOL: &str = "none";
+/// Label of a namespace in which pools may select Pods by other labels than [`POOL_LABEL`].
+pub const SELECT_LABEL: &str = "modelrelay.io/select-pods";
+/// Value of [`SELECT_LABEL`].
+pub const SELECT_ENABLED: &str = "enabled";
 /// Annotation of a Provider: any new value rotates the worker secret; `revoke` also ends the old one at once.
 pub const ROTATE_ANNOTATION: &str = "modelrelay.io/rotate";
 /// Annotation of a WorkerPool: any new value renders the worker again with this operator's version.

@@ -2,6 +2,7 @@
 
 mod multiplexer;
 pub mod reasons;
+pub mod selection;
 
 use std::time::Duration;
 

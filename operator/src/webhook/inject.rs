@@ -1,12 +1,14 @@
 //! Injection: the webhook that adds a worker to Pods that carry a pool's label.
 //!
 //! The object selector of the webhook configuration restricts it to such Pods, so unlabelled Pods are created as usual
-//! while no operator responds. The webhook reads the Pod as raw JSON and responds with the difference between the
+//! while no operator responds. A second rule sends the unlabelled Pods of namespaces that opted in, which pools may
+//! select by other labels. The webhook reads the Pod as raw JSON and responds with the difference between the
 //! received and the desired Pod, so fields that this program does not know are preserved.
 //!
 //! The webhook keeps no state and writes nothing, so a dry run is a run like any other. It reads the pool from the API
 //! server each time, because a cache would reject the Pods of a pool that was created one line above them.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,6 +17,8 @@ use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use http::StatusCode;
+use kube::api::ListParams;
+use kube::core::DeserializeGuard;
 use kube::{Api, Client};
 use tracing::{debug, info, warn};
 
@@ -42,6 +46,8 @@ const MAX_BODY_BYTES: usize = 4 << 20;
 const MAX_COST: u32 = 100_000;
 /// The number of large reviews that are read at the same time, and of the costliest ones that are parsed and decided.
 const AT_ONCE: usize = 4;
+/// The name in errors about all pools of a namespace.
+const ANY_POOL: &str = "*";
 /// The timeout for reading the pool. The chart gives the webhook 5 s, and a response that names the problem is better
 /// than a timeout.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(3);
@@ -129,6 +135,7 @@ async fn decide(webhook: &Webhook, review: &Review) -> Result<AdmissionDecision,
     let pool = match decide::question(review) {
         Question::Settled(decision) => return Ok(decision),
         Question::Pool(name) => name,
+        Question::Selection(labels) => return decide_selected(webhook, review, &labels).await,
     };
     let namespace = review.namespace();
     let (lookup, assigns_ids) = if decide::may_exist(namespace, pool) {
@@ -140,6 +147,22 @@ async fn decide(webhook: &Webhook, review: &Review) -> Result<AdmissionDecision,
     };
     let defaults = webhook.defaults.for_namespace(assigns_ids);
     Ok(decide::decide(review, pool, &lookup, &defaults, &token()))
+}
+
+/// Decides on a Pod in a namespace whose pools may select it by its labels.
+async fn decide_selected(
+    webhook: &Webhook,
+    review: &Review,
+    labels: &BTreeMap<String, String>,
+) -> Result<AdmissionDecision, LookupError> {
+    let namespace = review.namespace();
+    if !decide::is_namespace(namespace) {
+        return Ok(AdmissionDecision::Unchanged("no such namespace"));
+    }
+    let (pools, assigns_ids) =
+        tokio::join!(pools(&webhook.client, namespace), webhook.namespaces.assigns_ids(namespace));
+    let defaults = webhook.defaults.for_namespace(assigns_ids);
+    Ok(decide::decide_selected(review, labels, &pools?, &defaults, &token()))
 }
 
 /// The reason that a pool's existence could not be determined.
@@ -181,6 +204,23 @@ async fn lookup(client: &Client, namespace: &str, pool: &str) -> Result<Lookup, 
     match tokio::time::timeout(LOOKUP_TIMEOUT, api.get_opt(pool)).await {
         Ok(Ok(Some(pool))) => Ok(Lookup::Found(Box::new(pool))),
         Ok(Ok(None)) => Ok(Lookup::Missing),
+        Ok(Err(source)) => {
+            let (namespace, pool) = names();
+            Err(LookupError::Failed { namespace, pool, source: Box::new(source) })
+        }
+        Err(_) => {
+            let (namespace, pool) = names();
+            Err(LookupError::Timeout { namespace, pool })
+        }
+    }
+}
+
+/// Returns the pools of a namespace that can be parsed: another one must not block the Pods of all.
+async fn pools(client: &Client, namespace: &str) -> Result<Vec<WorkerPool>, LookupError> {
+    let api = Api::<DeserializeGuard<WorkerPool>>::namespaced(client.clone(), namespace);
+    let names = || (namespace.to_owned(), ANY_POOL.to_owned());
+    match tokio::time::timeout(LOOKUP_TIMEOUT, api.list(&ListParams::default())).await {
+        Ok(Ok(pools)) => Ok(pools.items.into_iter().filter_map(|pool| pool.0.ok()).collect()),
         Ok(Err(source)) => {
             let (namespace, pool) = names();
             Err(LookupError::Failed { namespace, pool, source: Box::new(source) })

@@ -156,6 +156,15 @@ async fn pool_errors_are_rejected_with_their_field() {
             pool("p", &json!({"replicas": 2, "template": {"kind": "DaemonSet", "spec": {"containers": []}}})),
             "replicas needs standalone, or a template of kind Deployment",
         ),
+        (pool("p", &json!({"selector": {}})), "a selector needs matchLabels"),
+        (
+            pool("p", &json!({"template": template(), "selector": {"matchLabels": {"app": "a"}}})),
+            "selector excludes template and standalone",
+        ),
+        (
+            pool("p", &json!({"selector": {"matchExpressions": [{"key": "app", "operator": "In"}]}})),
+            "In and NotIn need values",
+        ),
         (
             pool("p", &json!({"scaling": {"maxReplicas": 2}})),
             "scaling needs a template of kind Deployment, or scaling.targetRef",

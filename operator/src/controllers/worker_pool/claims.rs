@@ -4,6 +4,7 @@
 //! The schema sees one pool at a time, so this checks all pools of the namespace: the older pool owns the Deployment,
 //! and the younger one reports the conflict. Deployments that ModelRelay created serve no model.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use k8s_openapi::api::apps::v1::Deployment;
@@ -14,6 +15,7 @@ use crate::cluster::cache::Caches;
 use crate::crd::WorkerPool;
 use crate::crd::worker_pool::{TargetApiVersion, TargetKind, TargetRef};
 use crate::resources::names;
+use crate::spec::worker_pool::selection::{age, selects};
 
 /// Returns the first problem with the Deployments that the pool names, with its field, or `None` if the pool may scale
 /// them.
@@ -89,7 +91,16 @@ fn others(caches: &Caches, pool: &WorkerPool, target: &TargetRef) -> Vec<Arc<Wor
     caches.pools.state().into_iter().filter(is_other).collect()
 }
 
-/// Returns a key that orders pools by age; pools created within the same second are ordered by name.
-fn age(pool: &WorkerPool) -> impl Ord + use<> {
-    (pool.metadata.creation_timestamp.as_ref().map(|made| made.0), pool.name_any())
+/// Returns the oldest other pool that has Pods which this pool selects too, and their number.
+pub(super) fn taken_pods(caches: &Caches, pool: &WorkerPool) -> Option<(String, usize)> {
+    pool.spec.selector.as_ref()?;
+    let own = pool.name_any();
+    let mut taken: BTreeMap<String, usize> = BTreeMap::new();
+    for pod in caches.pool_pods.state() {
+        let Some(owner) = pod.labels().get(names::POOL_LABEL).filter(|owner| **owner != own) else { continue };
+        if pod.metadata.namespace == pool.metadata.namespace && selects(pool, pod.labels()) {
+            *taken.entry(owner.clone()).or_default() += 1;
+        }
+    }
+    taken.into_iter().next()
 }

@@ -56,6 +56,8 @@ pub struct PoolMemory {
     pub rivals: Rivals,
     /// True if an Event about waiting Pods was published.
     pub published_waiting: bool,
+    /// True if an Event about Pods that another pool has was published.
+    pub published_taken: bool,
     /// The Events that were published about its slots.
     pub published_slots: PublishedEvents,
     /// Fingerprint of the last observed state of relays and Provider.

@@ -371,7 +371,14 @@ fn not_serving(facts: &PoolFacts<'_>, idle: i32) -> ConditionState {
             return ConditionState::new(false, Reason::WaitingForWorkers, message);
         }
         let name = facts.pool.metadata.name.as_deref().unwrap_or_default();
-        let message = format!("no Pod in this namespace has the label {}={name}", names::POOL_LABEL);
+        let message = match facts.pool.spec.selector {
+            None => format!("no Pod in this namespace has the label {}={name}", names::POOL_LABEL),
+            Some(_) => format!(
+                "no Pod that spec.selector matches was created since the pool; the namespace needs the label {}={}",
+                names::SELECT_LABEL,
+                names::SELECT_ENABLED
+            ),
+        };
         return ConditionState::new(false, Reason::NoPods, message);
     }
     if let Some(message) = not_injected(facts).filter(|_| counts.injected == 0) {

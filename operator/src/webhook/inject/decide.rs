@@ -8,6 +8,9 @@
 //! A pool that is being deleted, or whose objects cannot be created, is treated as missing: a Pod with its worker would
 //! wait for the worker's ConfigMap indefinitely.
 
+use std::collections::BTreeMap;
+
+use kube::ResourceExt;
 use serde_json::{Value, json};
 
 use super::review::{AdmissionDecision, Review};
@@ -18,6 +21,7 @@ use crate::resources::conditions::STALLED;
 use crate::resources::names::{NO_POOL, NO_SUCH_POOL_GATE, POOL_LABEL};
 use crate::settings::defaults::WorkerDefaults;
 use crate::spec::worker_pool::reasons::Reason;
+use crate::spec::worker_pool::selection::selecting;
 use crate::spec::worker_pool::validate;
 
 /// The longest name of a pool.
@@ -32,6 +36,8 @@ pub enum Question<'a> {
     Settled(AdmissionDecision),
     /// Look up the pool of this name.
     Pool(&'a str),
+    /// Look up the pools that select a Pod with these labels.
+    Selection(BTreeMap<String, String>),
 }
 
 /// The result of looking up a pool.
@@ -52,10 +58,8 @@ pub fn question(review: &Review) -> Question<'_> {
     };
     let metadata = |key: &str| pod.get("metadata").and_then(|metadata| metadata.get(key));
     let labels = metadata("labels");
-    let Some(pool) = labels.and_then(|labels| labels.get(POOL_LABEL)).and_then(Value::as_str) else {
-        return unchanged("no pool label");
-    };
-    if pool == NO_POOL {
+    let pool = labels.and_then(|labels| labels.get(POOL_LABEL)).and_then(Value::as_str);
+    if pool == Some(NO_POOL) {
         return unchanged("opted out");
     }
     if sidecar::has_worker(pod) {
@@ -68,13 +72,60 @@ pub fn question(review: &Review) -> Question<'_> {
     if let Some(why) = sidecar::exemption(labels) {
         return unchanged(why);
     }
-    Question::Pool(pool)
+    match pool {
+        Some(pool) => Question::Pool(pool),
+        None => match labels.and_then(|labels| serde_json::from_value::<BTreeMap<String, String>>(labels.clone()).ok())
+        {
+            Some(labels) if !labels.is_empty() => Question::Selection(labels),
+            Some(_) | None => unchanged("no labels"),
+        },
+    }
+}
+
+/// Decides on a Pod without the label that `pools` of its namespace may select.
+pub fn decide_selected(
+    review: &Review,
+    labels: &BTreeMap<String, String>,
+    pools: &[WorkerPool],
+    defaults: &WorkerDefaults,
+    token: &str,
+) -> AdmissionDecision {
+    let selecting = selecting(pools, labels);
+    let Some((first, others)) = selecting.split_first() else {
+        return AdmissionDecision::Unchanged("no pool selects it");
+    };
+    let name = first.name_any();
+    let mut decision = decide(review, &name, &Lookup::Found(Box::new((*first).clone())), defaults, token);
+    match &mut decision {
+        AdmissionDecision::Injected { pod, warnings } => {
+            mark_selected(pod, &name);
+            warnings.extend(others.iter().map(|other| {
+                let other = other.name_any();
+                format!("WorkerPools {name} and {other} both select this Pod, which belongs to the older one, {name}")
+            }));
+        }
+        AdmissionDecision::Gated { pod, .. } => mark_selected(pod, &name),
+        AdmissionDecision::Unchanged(_) | AdmissionDecision::Refused(_) => {}
+    }
+    decision
+}
+
+/// Labels a Pod, which then counts as one of the pool.
+fn mark_selected(pod: &mut Value, pool: &str) {
+    if let Some(labels) = pod.pointer_mut("/metadata/labels").and_then(Value::as_object_mut) {
+        labels.insert(POOL_LABEL.to_owned(), pool.into());
+    }
 }
 
 /// True if such a pool can exist. Labels are not validated before a webhook sees them, and both names become parts of a
 /// path.
 pub fn may_exist(namespace: &str, pool: &str) -> bool {
     is_label(namespace, MAX_NAMESPACE) && is_label(pool, MAX_POOL_NAME)
+}
+
+/// True if a namespace can have this name.
+pub fn is_namespace(namespace: &str) -> bool {
+    is_label(namespace, MAX_NAMESPACE)
 }
 
 fn is_label(name: &str, max: usize) -> bool {

@@ -109,6 +109,23 @@ async fn pod_without_pool_is_refused_or_gated() {
 }
 
 #[tokio::test]
+async fn unlabelled_pod_is_compared_with_readable_pools() {
+    let selecting = pool(&json!({"selector": {"matchLabels": {"app": "vllm"}}}));
+    let unreadable = pool(&json!({"provider": 7}));
+    let list = json!({"apiVersion": "v1", "kind": "List", "metadata": {}, "items": [unreadable, selecting]});
+    let mut scene = scene(200, list);
+    let mut pod = labelled("any");
+    pod["metadata"]["labels"] = json!({"app": "vllm"});
+    let response = scene.create(&pod).await;
+    assert_eq!((&response["allowed"], &response["patchType"]), (&json!(true), &json!("JSONPatch")));
+    pod["metadata"]["labels"] = json!({"app": "other"});
+    assert_eq!(scene.create(&pod).await, json!({"uid": "u-1", "allowed": true}));
+    assert_eq!(scene.results(), ["injected", "skipped"]);
+    let asked = scene.asked.lock().unwrap().join(" ");
+    assert!(asked.contains("/apis/modelrelay.io/v1alpha1/namespaces/llm/workerpools"), "{asked}");
+}
+
+#[tokio::test]
 async fn invalid_label_is_never_used_in_path() {
     let mut scene = scene(200, pool(&json!({})));
     assert_eq!(scene.create(&labelled("../../secrets/x")).await["allowed"], false);

@@ -30,6 +30,28 @@ async fn pool_without_provider_serves_once_provider_exists() {
 }
 
 #[tokio::test]
+async fn pool_selects_unlabelled_pods_where_namespace_opted_in() {
+    let setup = Setup::provided(&json!({"selector": {"matchLabels": {"app": "theirs"}}})).await;
+    let mut theirs = pod("vllm", "any");
+    theirs["metadata"]["labels"] = json!({"app": "theirs"});
+    assert!(worker(&setup.admitted(&theirs).await).is_none(), "the namespace has not opted in");
+    let name = &setup.namespace.name;
+    setup.namespace.kubectl(&format!("label namespace {name} modelrelay.io/select-pods=enabled")).await;
+    wait_until("the webhook to receive unlabelled Pods", modelrelay_cluster::TEST_TIMEOUT, async || {
+        worker(&setup.admitted(&theirs).await).is_some()
+    })
+    .await;
+    let mut others = theirs.clone();
+    others["metadata"]["labels"] = json!({"app": "others"});
+    assert!(worker(&setup.admitted(&others).await).is_none());
+    setup.namespace.apply(&[theirs]).await;
+    let running = json_of(&setup.running("vllm").await);
+    assert_eq!(running["metadata"]["labels"], json!({"app": "theirs", POOL_LABEL: "llama"}));
+    setup.status(&json!({"injected": 1, "connected": 1})).await;
+    setup.answers().await;
+}
+
+#[tokio::test]
 async fn deployment_pods_wait_for_their_pool() {
     let setup = Setup::empty().await;
     setup.provide().await;

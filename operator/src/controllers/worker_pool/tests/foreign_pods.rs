@@ -156,3 +156,22 @@ async fn unchanged_pool_without_pods_reads_nothing() {
     scene.reconcile().await.unwrap();
     assert_eq!(requests(), 2);
 }
+
+#[tokio::test]
+async fn pods_that_another_pool_has_are_reported_once() {
+    let selector = json!({"matchLabels": {"app": "vllm"}});
+    let mut scene = Scene::new(&json!({"template": null, "replicas": null, "selector": selector}));
+    let pod = |name: &str, pool: &str| -> Pod {
+        let labels = json!({"app": "vllm", "modelrelay.io/pool": pool});
+        serde_json::from_value(json!({"metadata": {"name": name, "namespace": "llm", "uid": name, "labels": labels}}))
+            .unwrap()
+    };
+    scene.pods.apply_watcher_event(&watcher::Event::Apply(pod("a", "llama")));
+    scene.reconcile().await.unwrap();
+    assert!(!scene.events().contains(&"PodsOfAnotherPool".to_owned()));
+    scene.pods.apply_watcher_event(&watcher::Event::Apply(pod("b", "older")));
+    for reported in [true, false] {
+        scene.reconcile().await.unwrap();
+        assert_eq!(scene.events().contains(&"PodsOfAnotherPool".to_owned()), reported);
+    }
+}

@@ -4,6 +4,8 @@ use serde_json::Map;
 use super::*;
 use crate::webhook::inject::review::Review;
 
+mod selection;
+
 pub(in crate::webhook::inject) fn review_of(pod: &Value) -> Value {
     json!({
         "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
@@ -50,20 +52,21 @@ fn decided(pod: &Value, lookup: &Lookup) -> AdmissionDecision {
     match question(&review) {
         Question::Settled(decision) => decision,
         Question::Pool(pool) => decide(&review, pool, lookup, &WorkerDefaults::default(), "token"),
+        Question::Selection(_) => panic!("no label"),
     }
 }
 
 fn settled(pod: &Value) -> Option<&'static str> {
     match question(&review(pod)) {
         Question::Settled(AdmissionDecision::Unchanged(why)) => Some(why),
-        Question::Settled(_) | Question::Pool(_) => None,
+        Question::Settled(_) | Question::Pool(_) | Question::Selection(_) => None,
     }
 }
 
 #[test]
 fn only_labelled_pod_without_worker_is_examined() {
     assert_eq!(settled(&labelled("llama")), None);
-    assert_eq!(settled(&json!({"metadata": {}, "spec": {}})), Some("no pool label"));
+    assert_eq!(settled(&json!({"metadata": {}, "spec": {}})), Some("no labels"));
     assert_eq!(settled(&labelled("none")), Some("opted out"));
     let AdmissionDecision::Injected { pod, .. } = decided(&labelled("llama"), &found(&json!({}))) else {
         panic!("not injected")
@@ -267,7 +270,7 @@ fn any_pod() -> impl Strategy<Value = Value> {
         any::<bool>(),
     )
         .prop_map(|(metadata, spec, containers, volumes, controller)| {
-            let object = |map: std::collections::BTreeMap<String, Value>| map.into_iter().collect::<Map<_, _>>();
+            let object = |map: BTreeMap<String, Value>| map.into_iter().collect::<Map<_, _>>();
             let containers: Vec<Value> = containers
                 .into_iter()
                 .map(|(more, name, port, hook)| {

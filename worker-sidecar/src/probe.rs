@@ -96,7 +96,7 @@ async fn healthz(State(worker): State<Arc<Worker>>) -> Json<serde_json::Value> {
     let mut health = json!({
         "version": env!("CARGO_PKG_VERSION"),
         "name": worker.settings.name,
-        "provider": worker.settings.provider,
+        "provider": worker.live.load().provider,
         "models": advertised.models,
         "failing_models": advertised.failing,
         "running": worker.serving.running(),

@@ -55,8 +55,6 @@ pub type Declared = BTreeMap<String, ModelDetails>;
 /// All settings.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
-    /// The name of the provider at the relay.
-    pub provider: String,
     /// The worker's human-readable name.
     pub name: String,
     /// The WorkerPool, if any.
@@ -88,6 +86,8 @@ pub struct Settings {
 pub struct Live {
     /// The relays. A change takes effect with the next dial.
     pub relay: RelayUrl,
+    /// The name of the provider at the relay. A change takes effect with the next dial.
+    pub provider: String,
     /// Certificates to trust in addition to the system's.
     pub relay_ca_file: Option<PathBuf>,
     /// Headers to add to each request to a relay.
@@ -201,11 +201,9 @@ impl Settings {
 
     fn judge(args: &Args, file: &File) -> Result<Self, Vec<SettingError>> {
         let mut mistakes = Mistakes::default();
-        let provider = Given::first([("PROVIDER_NAME", &args.provider_name), ("provider", &file.provider)]);
         let name = Given::first([("WORKER_NAME", &args.worker_name), ("name", &file.name)]);
         let pool = Given::first([("WORKER_POOL", &args.worker_pool), ("pool", &file.pool)]);
         let log = mistakes.of(log(args, file));
-        let provider = mistakes.of(provider.map_or(Ok("local".to_owned()), |given| given.provider()));
         let name = mistakes.of(name.map_or_else(|| Ok(host_name()), |given| given.label()));
         let pool = mistakes.of(pool.map(|given| given.label()).transpose());
         let max_buffered_bytes = mistakes.of(max_buffered_bytes(args, file));
@@ -222,7 +220,6 @@ impl Settings {
         let settings = || {
             let (log_filter, log_format) = log?;
             Some(Self {
-                provider: provider?,
                 name: name?,
                 pool: pool?,
                 max_buffered_bytes: max_buffered_bytes?,
@@ -247,6 +244,8 @@ impl Live {
         let relay = Given::first([("PROXY_URL", &args.proxy_url), ("relay", &file.relay)]);
         let relay = relay.map_or_else(|| Ok(RelayUrl::default()), |given| RelayUrl::parse(given.setting, given.value));
         let relay = mistakes.of(relay);
+        let provider = Given::first([("PROVIDER_NAME", &args.provider_name), ("provider", &file.provider)]);
+        let provider = mistakes.of(provider.map_or(Ok("local".to_owned()), |given| given.provider()));
         let credential = mistakes.of(credential::source(args, file));
         let relay_headers = mistakes.of(RelayHeaders::judge(args, file, credential.as_ref()));
         let backend = mistakes.of(backend(args, file));
@@ -257,6 +256,7 @@ impl Live {
         let live = || {
             Some(Self {
                 relay: relay?,
+                provider: provider?,
                 relay_ca_file: args.relay_ca_file.clone().or_else(|| file.relay_ca_file.clone()),
                 relay_headers: relay_headers?,
                 credential: credential?,

@@ -39,7 +39,7 @@ fn plan(settings: &Settings) -> String {
         "relay: {}{}\nprovider: {}, as {}, with {}\n",
         live.relay.address(),
         if live.relay.every_address { " (every address behind the name)" } else { "" },
-        settings.provider,
+        live.provider,
         settings.name,
         shown(&live.credential),
     );

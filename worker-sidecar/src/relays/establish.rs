@@ -129,7 +129,7 @@ async fn connect(
 ) -> Result<(WebSocket, Arc<Traffic>), End> {
     let (live, trust) = (worker.live.load_full(), worker.trust.load_full());
     let way = Way { headers: &live.relay_headers, proxies: &worker.settings.proxies, trust: &trust };
-    let dialled = dial(endpoint, &worker.settings.provider, credential, &way).await;
+    let dialled = dial(endpoint, &live.provider, credential, &way).await;
     dialled.map_err(|error| {
         let text = error.to_string();
         match error {

@@ -18,7 +18,7 @@ pub(super) fn error(args: &Args, yaml: &str) -> String {
 fn every_setting_but_secret_has_default() {
     let settings = load(&args(), "").unwrap();
     assert_eq!(settings.live.relay, RelayUrl::default());
-    assert_eq!((settings.provider.as_str(), settings.live.max_concurrency), ("local", 1));
+    assert_eq!((settings.live.provider.as_str(), settings.live.max_concurrency), ("local", 1));
     assert_eq!(settings.live.models, Models::Listed);
     assert_eq!(settings.live.backend.url.as_str(), "http://127.0.0.1:8000/");
     assert_eq!(settings.shutdown_timeout, Duration::from_secs(30));
@@ -101,7 +101,7 @@ fn variables_override_file_settings() {
 
     let over = Args { provider_name: Some("q".into()), max_concurrency: Some("7".into()), ..args() };
     let settings = load(&over, yaml).unwrap();
-    assert_eq!((settings.provider.as_str(), settings.live.max_concurrency), ("q", 7));
+    assert_eq!((settings.live.provider.as_str(), settings.live.max_concurrency), ("q", 7));
 }
 
 #[test]
@@ -194,6 +194,6 @@ fn byte_order_mark_is_ignored() {
     std::fs::write(&secret, "\u{feff}s3cret\r\n").unwrap();
     std::fs::write(&config, format!("\u{feff}provider: q\r\nworkerSecretFile: {}\r\n", secret.display())).unwrap();
     let settings = Settings::load(&Args { config: Some(config), ..Args::default() }).unwrap();
-    assert_eq!(settings.provider, "q");
+    assert_eq!(settings.live.provider, "q");
     assert_eq!(settings.live.credential.read().unwrap(), Credential::Secret(Secret::new("s3cret")));
 }

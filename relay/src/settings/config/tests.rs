@@ -123,6 +123,13 @@ providers:
 }
 
 #[test]
+fn provider_name_may_end_with_namespace() {
+    for name in ["a", "a-1", "chat.research", "chat.1-research"] {
+        assert_eq!(load(&format!("providers: [{{name: {name}}}]")).expect("valid").providers[0].name, name);
+    }
+}
+
+#[test]
 fn config_error_names_path_value_and_allowed_values() {
     let cases = [
         (
@@ -168,6 +175,10 @@ fn config_error_names_path_value_and_allowed_values() {
             "providers[0].queue.maxLength: \"1000001\" is not allowed: an integer",
         ),
         ("providers: [{name: A b}]", "providers[0].name: \"A b\" is not allowed: at most 52"),
+        ("providers: [{name: a.B}]", "providers[0].name: \"a.B\" is not allowed: at most 52"),
+        ("providers: [{name: a.b.c}]", "providers[0].name: \"a.b.c\" is not allowed"),
+        ("providers: [{name: a.}]", "providers[0].name: \"a.\" is not allowed"),
+        ("providers: [{name: x-workers.b}]", "providers[0].name: \"x-workers.b\" is not allowed"),
         ("providers: [{name: x-workers}]", "providers[0].name: \"x-workers\" is not allowed"),
         ("providers: [{name: a}, {name: a}]", "providers[1].name: \"a\" is not allowed: provider names must"),
         (

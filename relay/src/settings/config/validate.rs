@@ -22,6 +22,8 @@ use crate::kubernetes::identity::ServiceAccount;
 
 const MAX_PROVIDERS: usize = 256;
 const MAX_PROVIDER_NAME: usize = 52;
+/// The longest part of a provider's name after a period: a namespace.
+const MAX_NAMESPACE: usize = 63;
 const MAX_SECRETS: usize = 16;
 const MAX_ACCOUNTS: usize = 64;
 const MAX_SECRET_CHARS: usize = 4096;
@@ -240,20 +242,23 @@ pub(super) fn unique_model<'a>(place: &str, model: &'a str, seen: &mut HashSet<&
 }
 
 /// Checks a DNS label that leaves room for suffixes: on Kubernetes it is the name of Services.
+/// A name, or a name and a namespace: relays that serve Providers of several Kubernetes namespaces tell them apart by it.
 fn provider_name(place: &str, name: &str) -> Result<(), ConfigError> {
-    let lower = |byte: u8| byte.is_ascii_lowercase();
-    let inner = |byte: u8| lower(byte) || byte.is_ascii_digit() || byte == b'-';
-    let bytes = name.as_bytes();
-    let fine = bytes.len() <= MAX_PROVIDER_NAME
-        && bytes.first().copied().is_some_and(lower)
-        && bytes.iter().copied().all(inner)
-        && !name.ends_with('-')
-        && !name.ends_with("-workers");
+    let (own, namespace) = name.split_once('.').map_or((name, None), |(own, namespace)| (own, Some(namespace)));
+    let is_plain = |text: &str, most: usize| {
+        let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+        (1..=most).contains(&text.len()) && text.bytes().all(inner) && !text.starts_with('-') && !text.ends_with('-')
+    };
+    let fine = is_plain(own, MAX_PROVIDER_NAME)
+        && own.starts_with(|first: char| first.is_ascii_lowercase())
+        && !own.ends_with("-workers")
+        && namespace.is_none_or(|namespace| is_plain(namespace, MAX_NAMESPACE));
     if fine {
         return Ok(());
     }
     let allowed = format!(
-        "at most {MAX_PROVIDER_NAME} characters of a-z, 0-9 and -, beginning with a letter, ending with a letter or digit, not ending in -workers"
+        "at most {MAX_PROVIDER_NAME} characters of a-z, 0-9 and -, beginning with a letter, ending with a letter or digit, not ending in \
+         -workers; a period and a namespace may follow"
     );
     Err(ConfigError::refused(place, name, &allowed))
 }

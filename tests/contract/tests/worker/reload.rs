@@ -170,6 +170,18 @@ async fn relay_enabling_tls_is_followed_without_restart() {
     watched.link.models(&["m"]).await;
 }
 
+/// As on Kubernetes, when a Provider gets another relay, which knows it by another name.
+#[tokio::test]
+async fn changed_provider_name_applies_from_next_dial() {
+    let mut watched = Watched::start("models: [m]").await;
+    watched.link.models(&["m"]).await;
+    watched.relay = FakeRelay::start().await;
+    watched.change("models: [m]\nprovider: chat.research");
+    watched.worker.process.wait_for_line("worker.yaml applied").await;
+    watched.link.close(1012, "restarting");
+    assert_eq!(watched.relay.dial().await.query, "provider=chat.research");
+}
+
 #[tokio::test]
 async fn renewed_authority_applies_from_next_dial() {
     let (old, new) = (Certificates::make(), Certificates::make());

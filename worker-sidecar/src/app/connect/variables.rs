@@ -32,9 +32,9 @@ pub(super) fn in_the_way(file: &Path) -> Vec<String> {
 }
 
 fn written_settings(args: &Args) -> Option<WrittenSettings> {
-    let Settings { provider, name, live, .. } = Settings::check(args).ok()?;
+    let Settings { name, live, .. } = Settings::check(args).ok()?;
     Some(WrittenSettings {
-        provider,
+        provider: live.provider,
         name,
         relay: live.relay,
         relay_ca_file: live.relay_ca_file.and_then(|file| std::path::absolute(file).ok()),

@@ -27,6 +27,7 @@ use crate::manifests::secrets::ADMIN_TOKEN;
 use crate::net::intake::Intake;
 use crate::relays::state::{Expectation, RelaySnapshot};
 use crate::resources::names::{self, ObjectKey, TLS_ENV};
+use crate::spec::sharing;
 
 mod state;
 #[cfg(test)]
@@ -158,6 +159,8 @@ struct ScheduledPoll {
     due: Instant,
     is_running: bool,
     token: Option<Token>,
+    /// The other Providers that the relays served at the last poll.
+    sharers: Vec<ObjectKey>,
     /// The last expectation, and the time since which it applies.
     expected: Option<(Expectation, Instant)>,
 }
@@ -172,7 +175,13 @@ struct Token {
 
 impl Schedule {
     fn entry(&mut self, key: &ObjectKey) -> &mut ScheduledPoll {
-        let new = || ScheduledPoll { due: Instant::now(), is_running: false, token: None, expected: None };
+        let new = || ScheduledPoll {
+            due: Instant::now(),
+            is_running: false,
+            token: None,
+            sharers: Vec::new(),
+            expected: None,
+        };
         self.entries.entry(key.clone()).or_insert_with(new)
     }
 
@@ -181,11 +190,9 @@ impl Schedule {
         let gone: Vec<ObjectKey> =
             self.entries.keys().filter(|key| !relays.by_provider.contains_key(*key)).cloned().collect();
         for key in gone {
-            self.entries.remove(&key);
-            if caches.providers.get(&ObjectRef::new(&key.1).within(&key.0)).is_none() {
-                ctx.relays.forget(&key.0, &key.1);
-            } else {
-                keep(ctx, caches, &key, RelaySnapshot::default());
+            let sharers = self.entries.remove(&key).map(|entry| entry.sharers).unwrap_or_default();
+            for key in std::iter::once(key).chain(sharers) {
+                without_relays(ctx, caches, &key);
             }
         }
     }
@@ -193,7 +200,7 @@ impl Schedule {
     /// Makes a poll due at once if something new is expected or a new report is awaited.
     fn advance_polls(&mut self, ctx: &Context) {
         for (key, entry) in &mut self.entries {
-            if ctx.relays.is_wanted(&key.0, &key.1) {
+            if std::iter::once(key).chain(&entry.sharers).any(|key| ctx.relays.is_wanted(&key.0, &key.1)) {
                 entry.due = Instant::now();
             }
             let expected = ctx.relays.expected(&key.0, &key.1);
@@ -216,7 +223,8 @@ impl Schedule {
 /// The result of a poll.
 struct PollResult {
     key: ObjectKey,
-    snapshot: RelaySnapshot,
+    /// Of the relays' owner, and of each other Provider that they serve.
+    snapshots: Vec<(ObjectKey, RelaySnapshot)>,
     token: Option<Token>,
 }
 
@@ -230,6 +238,9 @@ fn poll_relays(
 ) -> impl Future<Output = PollResult> + use<> {
     let (ctx, client) = (ctx.clone(), client.clone());
     let provider = caches.providers.get(&ObjectRef::new(&key.1).within(&key.0));
+    let sharers = provider.as_deref().map(|owner| caches.sharers(owner)).unwrap_or_default();
+    let mut served = vec![(key.clone(), key.1.clone())];
+    served.extend(sharers.iter().map(|sharer| (sharing::key(sharer), sharing::name_at_relay(sharer))));
     async move {
         let token = match (token.filter(|token| token.read_at.elapsed() < TOKEN_LIVES), provider) {
             (Some(token), _) => Ok(token),
@@ -240,22 +251,40 @@ fn poll_relays(
         let answers = future::join_all(queries).await;
         // The token or the certificate changed. The next poll reads them again.
         let refused = answers.iter().any(|answer| matches!(answer.answer, Err(Unanswered::Refused(_))));
-        let snapshot = snapshot(&key.1, answers);
-        PollResult { key, snapshot, token: token.ok().filter(|_| !refused) }
+        let snapshots = served.into_iter().map(|(key, name)| (key, snapshot(&name, &answers))).collect();
+        PollResult { key, snapshots, token: token.ok().filter(|_| !refused) }
     }
 }
 
 fn record_poll(ctx: &Context, caches: &Caches, schedule: &mut Schedule, result: PollResult) {
-    let PollResult { key, snapshot, token } = result;
-    let is_close = schedule.entry(&key).expected.as_ref().is_some_and(|(expected, since)| {
-        since.elapsed() < CLOSE_FOR && !snapshot.all_run(&expected.pods, &expected.hash)
-    });
-    let interval = if is_close { CLOSE_INTERVAL } else { interval(&caches.pools_of(&key.0, &key.1), &snapshot) };
+    let PollResult { key, snapshots, token } = result;
     let entry = schedule.entry(&key);
+    let is_close = entry.expected.as_ref().is_some_and(|(expected, since)| {
+        let confirmed = snapshots.first().is_some_and(|(_, own)| own.all_run(&expected.pods, &expected.hash));
+        since.elapsed() < CLOSE_FOR && !confirmed
+    });
+    let of = |(key, snapshot): &(ObjectKey, RelaySnapshot)| interval(&caches.pools_of(&key.0, &key.1), snapshot);
+    let usual = snapshots.iter().map(of).min().unwrap_or(INTERVAL);
     entry.is_running = false;
     entry.token = token;
-    entry.due = Instant::now() + interval;
-    keep(ctx, caches, &key, snapshot);
+    entry.due = Instant::now() + if is_close { CLOSE_INTERVAL } else { usual };
+    let sharers = snapshots.iter().skip(1).map(|(key, _)| key.clone()).collect();
+    let before = std::mem::replace(&mut entry.sharers, sharers);
+    for left in before.iter().filter(|before| !entry.sharers.contains(before)) {
+        without_relays(ctx, caches, left);
+    }
+    for (key, snapshot) in snapshots {
+        keep(ctx, caches, &key, snapshot);
+    }
+}
+
+/// Records that no relay serves a Provider: it has no workers and no requests.
+fn without_relays(ctx: &Context, caches: &Caches, key: &ObjectKey) {
+    if caches.providers.get(&ObjectRef::new(&key.1).within(&key.0)).is_none() {
+        ctx.relays.forget(&key.0, &key.1);
+    } else {
+        keep(ctx, caches, key, RelaySnapshot::default());
+    }
 }
 
 /// Returns the interval until the next poll of a Provider of which no confirmation is expected. Its first workers are
@@ -366,13 +395,13 @@ async fn body(response: reqwest::Response) -> Result<RelayState, String> {
 }
 
 /// Sums over relays; each worker is included once, however many relays it is connected to.
-fn snapshot(provider: &str, answers: Vec<Answer>) -> RelaySnapshot {
+fn snapshot(provider: &str, answers: &[Answer]) -> RelaySnapshot {
     let mut snapshot = RelaySnapshot::default();
     let mut staying: HashSet<String> = HashSet::new();
     for Answer { pod, answer } in answers {
         match answer {
             Ok(state) => {
-                snapshot.relays.insert(pod.name, Ok(state.report()));
+                snapshot.relays.insert(pod.name.clone(), Ok(state.report()));
                 state.add_to(provider, &mut snapshot, &mut staying);
             }
             // A leaving Pod need not respond any more.
@@ -381,7 +410,7 @@ fn snapshot(provider: &str, answers: Vec<Answer>) -> RelaySnapshot {
                 if pod.address.is_none() {
                     snapshot.unreached.insert(pod.name.clone());
                 }
-                snapshot.relays.insert(pod.name, Err(why));
+                snapshot.relays.insert(pod.name.clone(), Err(why.clone()));
             }
         }
     }

@@ -2,5 +2,6 @@
 
 pub mod provider;
 pub mod rotation;
+pub mod sharing;
 pub mod worker_pool;
 pub mod workload;

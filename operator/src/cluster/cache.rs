@@ -4,9 +4,7 @@
 //! that a thousand Pods cost little more than their names. A broken watch is restarted with a back-off, and the store
 //! keeps its contents.
 
-use std::collections::HashMap;
 use std::fmt::Debug;
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use futures_util::{Stream, StreamExt, future};
@@ -26,9 +24,12 @@ use serde::de::DeserializeOwned;
 use crate::context::Span;
 use crate::crd::{Provider, WorkerPool};
 use crate::resources::names::{self, TLS_ENV};
+use crate::spec::sharing::{self, SharingError};
 
+mod changes;
 mod triggers;
 
+use changes::{pool_changes, provider_changes, relay_pod_changes};
 pub use triggers::{Changes, ObjectChange, Requests, Triggers};
 
 /// The stores that both controllers read.
@@ -65,9 +66,13 @@ pub fn start(client: &Client, span: &Span) -> (Caches, Requests, impl Future<Out
     let ours = format!("app.kubernetes.io/managed-by={}", names::MANAGED_BY);
     let relays = format!("{ours},app.kubernetes.io/component=relay");
     let watches: Vec<future::BoxFuture<'static, ()>> = vec![
-        Box::pin(keep_readable(span.api(client), providers_writer, provider_changes(&triggers))),
-        Box::pin(keep_readable(span.api(client), pools_writer, pool_changes(&triggers, caches.pools.clone()))),
-        Box::pin(keep(span.api(client), relays, relay_pods_writer, trim_pod, pods(&triggers))),
+        Box::pin(keep_readable(
+            span.api(client),
+            providers_writer,
+            provider_changes(&triggers, caches.providers.clone()),
+        )),
+        Box::pin(keep_readable(span.api(client), pools_writer, pool_changes(&triggers, &caches))),
+        Box::pin(keep(span.api(client), relays, relay_pods_writer, trim_pod, relay_pod_changes(&triggers, &caches))),
         Box::pin(keep(span.api(client), names::POOL_LABEL.into(), pool_pods_writer, trim_pod, pods(&triggers))),
         Box::pin(keep(span.api(client), ours.clone(), deployments_writer, |_| {}, objects(&triggers))),
         Box::pin(keep(span.api(client), ours.clone(), daemon_sets_writer, |_| {}, objects(&triggers))),
@@ -96,6 +101,24 @@ impl Caches {
         let _ = self.pool_pods.wait_until_ready().await;
         let _ = self.deployments.wait_until_ready().await;
         let _ = self.daemon_sets.wait_until_ready().await;
+    }
+
+    /// Returns the Provider whose relay serves this one, if it is another one, or the reason that none does.
+    pub fn relay_of(&self, provider: &Provider) -> Result<Option<Arc<Provider>>, SharingError> {
+        if provider.spec.relay_ref.is_none() {
+            return Ok(None);
+        }
+        let (namespace, name) = sharing::relay_key(provider);
+        let owner = self.providers.get(&ObjectRef::new(&name).within(&namespace));
+        sharing::check(provider, owner.as_deref())?;
+        let Some(owner) = owner else { return Err(SharingError::NotFound(namespace, name)) };
+        let is_served = self.sharers(&owner).iter().any(|other| sharing::key(other) == sharing::key(provider));
+        if is_served { Ok(Some(owner)) } else { Err(SharingError::Full(namespace, name)) }
+    }
+
+    /// Returns the other Providers that a Provider's relay serves.
+    pub fn sharers(&self, owner: &Provider) -> Vec<Arc<Provider>> {
+        sharing::sharers(owner, &self.providers.state())
     }
 
     /// Returns the pools of a Provider.
@@ -267,62 +290,6 @@ async fn count_changes(api: Api<PartialObjectMeta<Deployment>>, triggers: Trigge
             Ok(Event::Init | Event::InitDone) => {}
             Err(error) => tracing::warn!(kind = "Deployment", %error, "watch failed; retrying"),
         }
-    }
-}
-
-/// A change of a Provider triggers the Provider and its pools.
-fn provider_changes(triggers: &Triggers) -> impl FnMut(&Provider, Now) + Send + 'static {
-    let triggers = triggers.clone();
-    let mut seen = Fingerprints::default();
-    move |provider, now| {
-        if seen.is_new(provider, &(), now) {
-            triggers.provider(&provider.namespace().unwrap_or_default(), &provider.name_any());
-        }
-    }
-}
-
-/// A change of a pool triggers the pool, its Provider, which must know which models may be at zero, and the pools that
-/// may name the same Deployments.
-fn pool_changes(triggers: &Triggers, pools: Store<WorkerPool>) -> impl FnMut(&WorkerPool, Now) + Send + 'static {
-    let triggers = triggers.clone();
-    let mut seen = Fingerprints::default();
-    move |pool, now| {
-        // A request may wake a pool for the models that it last advertised.
-        if seen.is_new(pool, &pool.status.as_ref().map(|status| &status.models), now) {
-            let namespace = pool.namespace().unwrap_or_default();
-            triggers.pool(&namespace, &pool.name_any());
-            triggers.provider(&namespace, &pool.spec.provider);
-            let beside = |other: &Arc<WorkerPool>| {
-                other.metadata.namespace == pool.metadata.namespace
-                    && other.metadata.name != pool.metadata.name
-                    && (other.spec.scales_deployments() || other.spec.target().is_some())
-            };
-            for other in pools.state().into_iter().filter(beside) {
-                triggers.pool(&namespace, &other.name_any());
-            }
-        }
-    }
-}
-
-/// Distinguishes external changes from statuses that the operator wrote.
-#[derive(Default)]
-struct Fingerprints {
-    by_uid: HashMap<String, u64>,
-}
-
-impl Fingerprints {
-    fn is_new(&mut self, object: &impl ResourceExt, more: &impl Hash, now: Now) -> bool {
-        let meta = object.meta();
-        let uid = meta.uid.clone().unwrap_or_default();
-        if now == Now::Gone || meta.deletion_timestamp.is_some() {
-            self.by_uid.remove(&uid);
-            return true;
-        }
-        let mut hasher = DefaultHasher::new();
-        (meta.generation, &meta.annotations, &meta.labels).hash(&mut hasher);
-        more.hash(&mut hasher);
-        let now = hasher.finish();
-        self.by_uid.insert(uid, now) != Some(now)
     }
 }
 

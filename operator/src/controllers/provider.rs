@@ -32,6 +32,7 @@ use crate::telemetry::metrics::ControllerName;
 mod advance;
 mod build;
 mod cluster_view;
+mod entries;
 mod fetch;
 mod memory;
 mod outcome;
@@ -39,6 +40,7 @@ mod pace;
 mod propagate;
 pub mod reasons;
 mod reviewers;
+mod sharing;
 mod status;
 mod status_events;
 #[cfg(test)]
@@ -163,7 +165,7 @@ impl ProviderContext {
     async fn forget_reviewer(&self, namespace: &str) {
         let Some(binding) = self.ctx.defaults.relay.token_review_binding.as_deref() else { return };
         let providers = self.caches.providers.state();
-        let relays = reviewers::relays(providers.iter().map(AsRef::as_ref), namespace);
+        let relays = reviewers::relays(&providers, namespace);
         if let Err(error) = reviewers::bind(&self.ctx.client, Some(binding), namespace, &relays).await {
             tracing::warn!(namespace, %error, "failed to revoke a deleted Provider's right to review tokens");
         }
@@ -235,17 +237,24 @@ async fn pass(
     let (ctx, caches) = (&shared.ctx, &shared.caches);
     let now = Instant::now();
     let changed = memory.note(caches.triggers.take_changes(&ObjectRef::from_obj(provider)), now);
-    let view = ClusterView::now(ctx, caches, &key.0, &key.1);
+    let view = ClusterView::now(ctx, caches, provider);
+    let published = memory.outcome.as_ref().and_then(|outcome| outcome.published.clone());
     let stands = |outcome: &ProviderOutcome| !changed && !is_due(outcome, memory, provider, &view, now);
     let standing = memory.outcome.clone().filter(stands);
     let mut outcome = match standing {
         Some(standing) => standing,
+        None if provider.spec.relay_ref.is_some() => Box::pin(sharing::advance(ctx, provider, &view, memory)).await,
         None => Box::pin(advance::advance(ctx, provider, &view, memory)).await,
     };
     let events = std::mem::take(&mut outcome.events);
     memory.outcome = Some(outcome.clone());
+    if outcome.published != published {
+        sharing::notify(caches, provider, &view);
+    }
 
-    let expected = outcome.config_hash.clone().map(|hash| Expectation { hash, pods: view.pod_names() });
+    // The relay's owner expects the reports of a shared relay.
+    let own_hash = outcome.config_hash.clone().filter(|_| provider.spec.relay_ref.is_none());
+    let expected = own_hash.map(|hash| Expectation { hash, pods: view.pod_names() });
     let propagated = propagate::propagate(ctx, caches, &key.0, &view, &outcome, memory).await;
     if let Some(expected) = expected {
         ctx.relays.expect(&key.0, &key.1, expected);

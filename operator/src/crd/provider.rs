@@ -15,8 +15,10 @@ use super::placement::Placement;
 use super::schema;
 use super::tenants::Tenant;
 
+mod sharing;
 mod status;
 
+pub use sharing::{RelayRef, SharedWith};
 pub use status::{ProviderStatus, UsageStatus, WorkerSecretStatus};
 
 /// A named queue for model requests, with an address for clients, an address for workers, and a relay of its own.
@@ -34,6 +36,7 @@ pub use status::{ProviderStatus, UsageStatus, WorkerSecretStatus};
     doc = "A named queue for model requests, with an address for clients, an address for workers, and a relay of its own.",
     printcolumn(name = "Ready", type_ = "string", json_path = r#".status.conditions[?(@.type=="Ready")].status"#),
     printcolumn(name = "Endpoint", type_ = "string", json_path = ".status.endpoint"),
+    printcolumn(name = "Relay", type_ = "string", json_path = ".status.relay"),
     printcolumn(name = "Workers", type_ = "integer", json_path = ".status.workers"),
     printcolumn(name = "Models", type_ = "integer", json_path = ".status.modelCount"),
     printcolumn(name = "Queued", type_ = "integer", json_path = ".status.queueDepth"),
@@ -44,6 +47,13 @@ pub use status::{ProviderStatus, UsageStatus, WorkerSecretStatus};
         .reason(Reason::FieldValueInvalid),
     validation = Rule::new("!self.metadata.name.endsWith('-workers')")
         .message("names that end in -workers are reserved for the Services for workers")
+        .reason(Reason::FieldValueInvalid),
+    // The API server adds the defaults of relay, so that they cannot be told from a relay section that repeats them.
+    validation = Rule::new(RELAY_HAS_DEFAULTS)
+        .message("spec.relay must be omitted with spec.relayRef: the named Provider owns replicas, TLS, API keys and Service")
+        .reason(Reason::FieldValueInvalid),
+    validation = Rule::new("has(self.spec.relayRef) == has(oldSelf.spec.relayRef) && (!has(self.spec.relayRef) || self.spec.relayRef == oldSelf.spec.relayRef)")
+        .message("spec.relayRef cannot be added, changed or removed: create another Provider, and delete this one when clients use the other")
         .reason(Reason::FieldValueInvalid),
 )]
 #[serde(rename_all = "camelCase")]
@@ -131,7 +141,31 @@ pub struct ProviderSpec {
     /// Relay that serves this Provider.
     #[serde(default)]
     pub relay: Relay,
+
+    /// Provider whose relay serves this one too, at its address. This Provider then has no relay, Service and keys of its own; queue,
+    /// worker secret, models and status stay its own. Cannot be changed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub relay_ref: Option<RelayRef>,
 }
+
+/// The rule for a Provider whose relay is another one's: every field of `relay` has its default.
+const RELAY_HAS_DEFAULTS: &str = "!has(self.spec.relayRef) || (self.spec.relay.replicas == 1 && !self.spec.relay.requireApiKeys \
+     && !has(self.spec.relay.tenants) && !has(self.spec.relay.sharedWith) && !has(self.spec.relay.adminTokenSecretRef) \
+     && self.spec.relay.drainTimeout == '30s' && !has(self.spec.relay.tls) && !self.spec.relay.expectWorkers \
+     && !self.spec.relay.unreadyWhenSaturated && self.spec.relay.service.type == 'ClusterIP' \
+     && !has(self.spec.relay.service.port) && !self.spec.relay.service.workers && !has(self.spec.relay.service.annotations) \
+     && !has(self.spec.relay.service.loadBalancerClass) && !has(self.spec.relay.service.ipFamilyPolicy) \
+     && !has(self.spec.relay.service.ipFamilies) && self.spec.relay.networkPolicy.enabled \
+     && !has(self.spec.relay.networkPolicy.from) && !has(self.spec.relay.networkPolicy.metricsFrom) \
+     && !has(self.spec.relay.image) && !has(self.spec.relay.logLevel) && !has(self.spec.relay.logFormat) \
+     && !has(self.spec.relay.resources) \
+     && !has(self.spec.relay.podTemplate.labels) && !has(self.spec.relay.podTemplate.annotations) \
+     && !has(self.spec.relay.podTemplate.nodeSelector) && !has(self.spec.relay.podTemplate.tolerations) \
+     && !has(self.spec.relay.podTemplate.affinity) && !has(self.spec.relay.podTemplate.topologySpreadConstraints) \
+     && !has(self.spec.relay.podTemplate.priorityClassName) && !has(self.spec.relay.podTemplate.imagePullSecrets) \
+     && !has(self.spec.relay.podTemplate.securityContext) && !has(self.spec.relay.podTemplate.runtimeClassName) \
+     && !has(self.spec.relay.podTemplate.env) && !has(self.spec.relay.podTemplate.volumes) \
+     && !has(self.spec.relay.podTemplate.volumeMounts))";
 
 /// A model of the catalogue.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -196,6 +230,11 @@ pub struct Relay {
     #[x_kube(validation = Rule::new("self.all(a, !has(a.name) || self.exists_one(b, has(b.name) && a.name == b.name))")
         .message("the names of tenants must be unique"))]
     pub tenants: Vec<Tenant>,
+    /// Providers of other namespaces that may name this one in relayRef. Those of this namespace may without an entry.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64))]
+    #[x_kube(merge_strategy = ListMerge::Map(vec!["namespace".into(), "provider".into()]))]
+    pub shared_with: Vec<SharedWith>,
     /// Token of the admin API. Default: the operator creates the Secret PROVIDER-admin.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub admin_token_secret_ref: Option<SecretKeyRef>,
@@ -376,6 +415,7 @@ impl Default for Relay {
             replicas: one(),
             require_api_keys: false,
             tenants: Vec::new(),
+            shared_with: Vec::new(),
             admin_token_secret_ref: None,
             drain_timeout: half_a_minute(),
             tls: None,

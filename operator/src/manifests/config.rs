@@ -14,7 +14,10 @@ use super::secrets::{WORKER_SECRET, data, secret};
 use crate::crd::common::DurationText;
 use crate::resources::names;
 use crate::spec::provider::ValidatedProvider;
-use crate::spec::rotation::{MAX_PREVIOUS, Plan};
+use crate::spec::rotation::{MAX_PREVIOUS, Plan, Previous};
+use shared::SharedEntry;
+
+pub mod shared;
 
 /// Key of the configuration in its Secret.
 pub const RELAY_YAML: &str = "relay.yaml";
@@ -46,13 +49,37 @@ pub struct RelayConfig {
     pub hash: String,
 }
 
-/// Returns the configuration Secret and its hash.
-pub fn relay_config(provider: &ValidatedProvider, plan: &Plan, salt: &Secret) -> RelayConfig {
-    let yaml = format!("{SALT}{}\n{}", salt.expose(), relay_yaml(provider, plan));
-    let mut entries = vec![(RELAY_YAML, yaml.as_str()), (WORKER_SECRET, plan.current.expose())];
+/// Returns the configuration Secret and its hash. `sharers` are the other Providers that the relay serves.
+pub fn relay_config(provider: &ValidatedProvider, plan: &Plan, salt: &Secret, sharers: &[SharedEntry]) -> RelayConfig {
+    let yaml = format!("{SALT}{}\n{}", salt.expose(), relay_yaml(provider, plan, sharers));
+    let mut entries = vec![(RELAY_YAML.to_owned(), yaml)];
+    entries.extend(secret_entries(&plan.current, &plan.previous));
+    for sharer in sharers {
+        entries.extend(sharer.secrets.iter().map(|(file, value)| (file.clone(), value.expose().to_owned())));
+    }
+    let entries = || entries.iter().map(|(key, value)| (key.as_str(), value.as_str()));
+    let hash = hash_of(entries());
+    RelayConfig { manifest: secret(secret_metadata(provider, plan), data(entries())), hash }
+}
+
+/// Returns the Secret with the worker secrets of a Provider that another one's relay serves. That Provider's configuration
+/// contains copies, and this one is what a rotation continues from.
+pub fn sharer_secrets(provider: &ValidatedProvider, plan: &Plan) -> Manifest {
+    let entries = secret_entries(&plan.current, &plan.previous);
+    let entries = entries.iter().map(|(key, value)| (key.as_str(), value.as_str()));
+    secret(secret_metadata(provider, plan), data(entries))
+}
+
+/// Returns the worker secrets by key, the current one first, then the previous ones, newest first.
+fn secret_entries(current: &Secret, previous: &[Previous]) -> Vec<(String, String)> {
+    let previous = PREVIOUS_WORKER_SECRETS.into_iter().zip(previous).map(|(key, previous)| (key, &previous.value));
+    let all = [(WORKER_SECRET, current)].into_iter().chain(previous);
+    all.map(|(key, value)| (key.to_owned(), value.expose().to_owned())).collect()
+}
+
+fn secret_metadata(provider: &ValidatedProvider, plan: &Plan) -> serde_json::Map<String, serde_json::Value> {
     let mut annotations = serde_json::Map::new();
-    for (age, (key, previous)) in PREVIOUS_WORKER_SECRETS.into_iter().zip(&plan.previous).enumerate() {
-        entries.push((key, previous.value.expose()));
+    for (age, previous) in plan.previous.iter().enumerate().take(MAX_PREVIOUS) {
         if let Some(until) = previous.until {
             annotations.insert(names::previous_until_annotation(age), json!(until.to_string()));
         }
@@ -60,12 +87,11 @@ pub fn relay_config(provider: &ValidatedProvider, plan: &Plan, salt: &Secret) ->
     if let Some(acted_on) = &plan.acted_on {
         annotations.insert(names::ROTATE_ANNOTATION.to_owned(), json!(acted_on));
     }
-    let hash = hash_of(entries.iter().copied());
     let mut metadata = provider.metadata(&names::relay(&provider.name));
     if !annotations.is_empty() {
         metadata.insert("annotations".to_owned(), annotations.into());
     }
-    RelayConfig { manifest: secret(metadata, data(entries)), hash }
+    metadata
 }
 
 /// Returns the salt of a `relay.yaml`. It must be kept, because another salt is another configuration.
@@ -85,44 +111,60 @@ fn text(duration: Option<&DurationText>) -> Option<&str> {
     duration.map(|duration| duration.0.as_str())
 }
 
-fn relay_yaml(provider: &ValidatedProvider, plan: &Plan) -> String {
+fn relay_yaml(provider: &ValidatedProvider, plan: &Plan, sharers: &[SharedEntry]) -> String {
     let spec = &provider.spec;
-    let mut worker_secrets = vec![SecretFile { file: WORKER_SECRET, not_after: None }];
-    let previous = PREVIOUS_WORKER_SECRETS.into_iter().zip(&plan.previous);
-    worker_secrets.extend(previous.map(|(file, previous)| SecretFile { file, not_after: previous.until }));
-    let models = spec.models.iter().map(|model| Model { id: &model.id, aliases: &model.aliases });
+    let own = provider_yaml(provider, &provider.name, "", &plan.previous);
+    let own = serde_yaml::to_value(own).unwrap_or_default();
     let file = RelayYaml {
         require_api_keys: spec.relay.require_api_keys,
         relay_count: spec.relay.replicas.max(1),
         expect_workers: spec.relay.expect_workers && !provider.scales_from_zero,
         unready_when_saturated: spec.relay.unready_when_saturated,
         tenants: &spec.relay.tenants,
-        providers: [Provider {
-            name: &provider.name,
-            enabled: spec.enabled,
-            cold_models: &provider.cold_models,
-            worker_secrets,
-            worker_service_accounts: provider.worker_accounts(),
-            models: models.collect(),
-            aliases: &spec.aliases,
-            default_model: spec.default_model.as_deref(),
-            fallback_model: spec.fallback_model.as_deref(),
-            queue: QueueYaml {
-                max_length: spec.queue.max_length,
-                max_bytes: &spec.queue.max_bytes,
-                timeout: text(spec.queue.timeout.as_ref()),
-                cold_timeout: text(spec.queue.cold_timeout.as_ref()),
-            },
-            request_timeout: text(spec.request_timeout.as_ref()),
-            stream_idle_timeout: text(spec.stream_idle_timeout.as_ref()),
-            placement: spec.placement.as_ref(),
-            fairness: spec.fairness.as_ref(),
-            first_byte_timeout: text(spec.first_byte_timeout.as_ref()),
-            max_models_per_worker: spec.max_models_per_worker,
-            require_protocol_version: spec.require_protocol_version,
-        }],
+        providers: std::iter::once(&own).chain(sharers.iter().map(|sharer| &sharer.yaml)).collect(),
     };
     serde_yaml::to_string(&file).unwrap_or_default()
+}
+
+/// Returns the part of `relay.yaml` for one Provider; the keys of its secrets begin with `prefix`.
+fn provider_yaml<'a>(
+    provider: &'a ValidatedProvider,
+    name: &'a str,
+    prefix: &str,
+    previous: &[Previous],
+) -> Provider<'a> {
+    let spec = &provider.spec;
+    let mut worker_secrets = vec![SecretFile { file: format!("{prefix}{WORKER_SECRET}"), not_after: None }];
+    worker_secrets.extend(
+        PREVIOUS_WORKER_SECRETS
+            .into_iter()
+            .zip(previous)
+            .map(|(key, previous)| SecretFile { file: format!("{prefix}{key}"), not_after: previous.until }),
+    );
+    Provider {
+        name,
+        enabled: spec.enabled,
+        cold_models: &provider.cold_models,
+        worker_secrets,
+        worker_service_accounts: provider.worker_accounts(),
+        models: spec.models.iter().map(|model| Model { id: &model.id, aliases: &model.aliases }).collect(),
+        aliases: &spec.aliases,
+        default_model: spec.default_model.as_deref(),
+        fallback_model: spec.fallback_model.as_deref(),
+        queue: QueueYaml {
+            max_length: spec.queue.max_length,
+            max_bytes: &spec.queue.max_bytes,
+            timeout: text(spec.queue.timeout.as_ref()),
+            cold_timeout: text(spec.queue.cold_timeout.as_ref()),
+        },
+        request_timeout: text(spec.request_timeout.as_ref()),
+        stream_idle_timeout: text(spec.stream_idle_timeout.as_ref()),
+        placement: spec.placement.as_ref(),
+        fairness: spec.fairness.as_ref(),
+        first_byte_timeout: text(spec.first_byte_timeout.as_ref()),
+        max_models_per_worker: spec.max_models_per_worker,
+        require_protocol_version: spec.require_protocol_version,
+    }
 }
 
 #[derive(Serialize)]
@@ -135,7 +177,7 @@ struct RelayYaml<'a> {
     /// Only if configured: an older relay rejects fields that it does not know.
     #[serde(skip_serializing_if = "<[_]>::is_empty")]
     tenants: &'a [crate::crd::tenants::Tenant],
-    providers: [Provider<'a>; 1],
+    providers: Vec<&'a serde_yaml::Value>,
 }
 
 #[derive(Serialize)]
@@ -175,7 +217,7 @@ struct Provider<'a> {
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct SecretFile {
-    file: &'static str,
+    file: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     not_after: Option<Timestamp>,
 }

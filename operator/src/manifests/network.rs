@@ -82,7 +82,7 @@ pub fn network_policy(provider: &ValidatedProvider, defaults: &RelayDefaults, op
     object(ApiResource::erase::<NetworkPolicy>(&()), metadata, "spec", spec)
 }
 
-/// Allows this namespace and `from`. Workers that use the clients' Service arrive with addresses that are not known
+/// Allows this namespace, those of other Providers that the relay serves, and `from`. Workers that use the clients' Service arrive with addresses that are not known
 /// beforehand (a node's, the load balancer's, their own), so with `service.workers` all addresses are allowed unless
 /// `from` restricts them. The workers still need the worker secret.
 fn workers_rule(provider: &ValidatedProvider) -> Value {
@@ -91,6 +91,9 @@ fn workers_rule(provider: &ValidatedProvider) -> Value {
         return json!({"ports": [port(names::WORKER_PORT)]});
     }
     let mut peers = vec![json!({"podSelector": {}})];
+    // Every namespace has this label, which only the API server writes.
+    let guest = |namespace| json!({"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}}});
+    peers.extend(provider.guests.iter().map(guest));
     peers.extend(relay.network_policy.from.iter().cloned());
     json!({"ports": [port(names::WORKER_PORT)], "from": peers})
 }

@@ -264,7 +264,7 @@ fn volumes(provider: &ValidatedProvider, mounts_api_keys: bool) -> Value {
 
 /// True if the relay uses the API server: to write keys, or to have tokens reviewed.
 fn uses_api(provider: &ValidatedProvider, mounts_api_keys: bool) -> bool {
-    mounts_api_keys || provider.spec.reviews_tokens()
+    mounts_api_keys || provider.reviews_tokens
 }
 
 /// Returns the volume that `automountServiceAccountToken` would mount; it is mounted only if the API is used.

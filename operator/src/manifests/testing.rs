@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 
+use super::worker_config::{RelayTarget, RelayTransport};
 use crate::crd::WorkerPool;
 use crate::settings::defaults::WorkerDefaults;
 
@@ -18,4 +19,9 @@ pub(crate) fn pool(spec: &Value) -> WorkerPool {
 /// Returns defaults like the chart's.
 pub(crate) fn defaults() -> WorkerDefaults {
     WorkerDefaults { image: "registry.example/modelrelay-worker:1.2.3".to_owned(), ..WorkerDefaults::default() }
+}
+
+/// Returns the relays of Provider `local` in namespace `llm`.
+pub(crate) fn relay(transport: RelayTransport) -> RelayTarget {
+    RelayTarget { address: "local-workers.llm.svc:8081".to_owned(), provider: "local".to_owned(), transport }
 }

@@ -65,6 +65,17 @@ impl RelayTransport {
     }
 }
 
+/// The relays of a pool's workers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RelayTarget {
+    /// Host and port that workers dial.
+    pub address: String,
+    /// The name of the pool's Provider there.
+    pub provider: String,
+    /// The transport.
+    pub transport: RelayTransport,
+}
+
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct WorkerYaml<'a> {
@@ -96,10 +107,10 @@ struct BackendYaml {
 }
 
 /// Returns the ConfigMap `<pool>-worker`.
-pub fn config_map(pool: &WorkerPool, defaults: &WorkerDefaults, transport: &RelayTransport) -> Manifest {
+pub fn config_map(pool: &WorkerPool, defaults: &WorkerDefaults, relay: &RelayTarget) -> Manifest {
     let name = pool.metadata.name.as_deref().unwrap_or_default();
-    let yaml = (FILE.to_owned(), worker_yaml(pool, defaults, transport));
-    let authority = transport.authority().map(|authority| (AUTHORITY.to_owned(), authority.clone()));
+    let yaml = (FILE.to_owned(), worker_yaml(pool, defaults, relay));
+    let authority = relay.transport.authority().map(|authority| (AUTHORITY.to_owned(), authority.clone()));
     Manifest::of(&ConfigMap {
         metadata: ObjectMeta {
             name: Some(names::worker(name)),
@@ -113,17 +124,16 @@ pub fn config_map(pool: &WorkerPool, defaults: &WorkerDefaults, transport: &Rela
     })
 }
 
-fn worker_yaml(pool: &WorkerPool, defaults: &WorkerDefaults, transport: &RelayTransport) -> String {
+fn worker_yaml(pool: &WorkerPool, defaults: &WorkerDefaults, relay: &RelayTarget) -> String {
     let spec = &pool.spec;
     let sidecar = &spec.sidecar;
     // Each slot defines its own backends and models; a worker rejects the top-level fields alongside slots.
     let slots = spec.slots();
-    let namespace = pool.metadata.namespace.as_deref().unwrap_or_default();
     let log_format = sidecar.log_format.or(defaults.log_format).unwrap_or(LogFormat::Json);
     let file = WorkerYaml {
-        relay: format!("{}://{}", transport.scheme(), names::worker_address(&spec.provider, namespace)),
-        relay_ca_file: transport.authority().map(|_| AUTHORITY_FILE),
-        provider: &spec.provider,
+        relay: format!("{}://{}", relay.transport.scheme(), relay.address),
+        relay_ca_file: relay.transport.authority().map(|_| AUTHORITY_FILE),
+        provider: &relay.provider,
         worker_secret_file: sidecar::SECRET_FILE,
         pool: pool.metadata.name.as_deref().unwrap_or_default(),
         backend: backend(pool),
@@ -159,7 +169,7 @@ mod tests {
         let pool = testing::pool(&json!({"provider": "local"}));
         snapshot::check(
             "worker-config-inject",
-            &config_map(&pool, &testing::defaults(), &RelayTransport::Plain).to_yaml(),
+            &config_map(&pool, &testing::defaults(), &testing::relay(RelayTransport::Plain)).to_yaml(),
         );
     }
 
@@ -176,7 +186,7 @@ mod tests {
         }));
         snapshot::check(
             "worker-config-standalone",
-            &config_map(&pool, &testing::defaults(), &RelayTransport::Plain).to_yaml(),
+            &config_map(&pool, &testing::defaults(), &testing::relay(RelayTransport::Plain)).to_yaml(),
         );
     }
 
@@ -197,7 +207,7 @@ mod tests {
         }));
         snapshot::check(
             "worker-config-multiplexer",
-            &config_map(&pool, &testing::defaults(), &RelayTransport::Plain).to_yaml(),
+            &config_map(&pool, &testing::defaults(), &testing::relay(RelayTransport::Plain)).to_yaml(),
         );
         assert_eq!(max_concurrency(&pool), 8 + 1);
     }
@@ -207,9 +217,12 @@ mod tests {
         let pool = testing::pool(&json!({"provider": "local"}));
         let authority = Some("-----BEGIN CERTIFICATE-----\n".to_owned());
         let transport = RelayTransport::Tls { authority: authority.clone() };
-        snapshot::check("worker-config-tls", &config_map(&pool, &testing::defaults(), &transport).to_yaml());
+        snapshot::check(
+            "worker-config-tls",
+            &config_map(&pool, &testing::defaults(), &testing::relay(transport.clone())).to_yaml(),
+        );
         for transport in [transport, RelayTransport::Tls { authority: None }, RelayTransport::Plain] {
-            let manifest = config_map(&pool, &testing::defaults(), &transport);
+            let manifest = config_map(&pool, &testing::defaults(), &testing::relay(transport.clone()));
             let mut file = tempfile::NamedTempFile::new().unwrap();
             file.write_all(manifest.value["data"][FILE].as_str().unwrap().as_bytes()).unwrap();
             let args = Args { config: Some(file.path().to_owned()), ..Args::default() };
@@ -223,7 +236,11 @@ mod tests {
     fn chart_values_apply_when_pool_omits_them() {
         let defaults =
             WorkerDefaults { log_level: Some("warn".into()), log_format: Some(LogFormat::Text), ..testing::defaults() };
-        let yaml = worker_yaml(&testing::pool(&json!({"provider": "local"})), &defaults, &RelayTransport::Plain);
+        let yaml = worker_yaml(
+            &testing::pool(&json!({"provider": "local"})),
+            &defaults,
+            &testing::relay(RelayTransport::Plain),
+        );
         assert!(yaml.contains("logLevel: warn\nlogFormat: text\n"), "{yaml}");
     }
 }

@@ -28,7 +28,7 @@ pub(super) struct RelayState {
     providers: Vec<ReportedProvider>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize)]
 struct ReportedProvider {
     name: String,
     #[serde(default)]
@@ -44,7 +44,7 @@ struct ReportedProvider {
     workers: Vec<WorkerState>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize)]
 struct ModelState {
     id: String,
     #[serde(default)]
@@ -53,7 +53,7 @@ struct ModelState {
     in_flight: u64,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize)]
 struct WorkerState {
     worker_id: String,
     #[serde(default)]
@@ -74,7 +74,7 @@ struct WorkerState {
 }
 
 /// A slot, with the relay's memory of its last failure.
-#[derive(Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize)]
 struct ReportedSlot {
     #[serde(flatten)]
     slot: Slot,
@@ -83,7 +83,7 @@ struct ReportedSlot {
     last_failure: Option<ReportedFailure>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize)]
 struct ReportedFailure {
     model: String,
     code: Option<String>,
@@ -104,8 +104,8 @@ impl RelayState {
     }
 
     /// Adds the state of the provider. `staying` collects the workers to which at least one relay may still dispatch.
-    pub(super) fn add_to(self, provider: &str, snapshot: &mut RelaySnapshot, staying: &mut HashSet<String>) {
-        for state in self.providers.into_iter().filter(|state| state.name == provider) {
+    pub(super) fn add_to(&self, provider: &str, snapshot: &mut RelaySnapshot, staying: &mut HashSet<String>) {
+        for state in self.providers.iter().filter(|state| state.name == provider).cloned() {
             snapshot.queue_depth += state.queue_depth;
             snapshot.in_flight += state.in_flight;
             snapshot.usage = snapshot.usage.into_iter().chain(state.usage).reduce(UsageReport::plus);

@@ -52,8 +52,16 @@ fn state(hash: &str, draining: bool) -> Value {
 }
 
 #[test]
+fn providers_of_shared_relay_report_own_numbers() {
+    let answers = [answer("a", false, state("h", false))];
+    let (own, other) = (snapshot("local", &answers), snapshot("another", &answers));
+    assert_eq!((own.queue_depth, own.workers.len(), other.queue_depth, other.workers.len()), (2, 1, 100, 0));
+    assert_eq!(own.relays, other.relays, "both are served by the same relays");
+}
+
+#[test]
 fn depths_are_summed_and_shared_worker_counted_once() {
-    let snapshot = snapshot("local", vec![answer("a", false, state("h", false)), answer("b", false, state("h", true))]);
+    let snapshot = snapshot("local", &[answer("a", false, state("h", false)), answer("b", false, state("h", true))]);
     assert_eq!((snapshot.queue_depth, snapshot.in_flight, snapshot.workers.len()), (4, 6, 1));
     let worker = &snapshot.workers["i1"];
     assert_eq!((worker.links, worker.in_flight, worker.max_concurrent, worker.draining), (2, 6, 4, false));
@@ -72,19 +80,19 @@ fn usage_is_summed_once_all_relays_report() {
         state
     };
     let (a, b) = (with("2026-11-28T10:00:00Z", 3), with("2026-11-28T09:00:00Z", 4));
-    let both = snapshot("local", vec![answer("a", false, a.clone()), answer("b", false, b)]);
+    let both = snapshot("local", &[answer("a", false, a.clone()), answer("b", false, b)]);
     let usage = both.usage.unwrap();
     assert_eq!((usage.since.to_string().as_str(), usage.requests), ("2026-11-28T09:00:00Z", 7));
     assert_eq!((usage.input_tokens, usage.output_tokens), (20, u64::MAX));
-    assert_eq!(snapshot("local", vec![answer("a", false, a.clone()), silent("b", false)]).usage, None);
-    assert_eq!(snapshot("local", vec![answer("a", false, a.clone()), unscheduled("b")]).usage.unwrap().requests, 3);
+    assert_eq!(snapshot("local", &[answer("a", false, a.clone()), silent("b", false)]).usage, None);
+    assert_eq!(snapshot("local", &[answer("a", false, a.clone()), unscheduled("b")]).usage.unwrap().requests, 3);
     let older = answer("b", false, state("h", false));
-    assert_eq!(snapshot("local", vec![answer("a", false, a), older]).usage.unwrap().requests, 3);
+    assert_eq!(snapshot("local", &[answer("a", false, a), older]).usage.unwrap().requests, 3);
 }
 
 #[test]
 fn worker_draining_on_every_relay_is_draining() {
-    let snapshot = snapshot("local", vec![answer("a", false, state("h", true))]);
+    let snapshot = snapshot("local", &[answer("a", false, state("h", true))]);
     assert!(snapshot.workers["i1"].draining);
 }
 
@@ -108,14 +116,14 @@ fn slots_come_from_newest_report_and_are_truncated() {
     let older = answer("a", false, with(json!([slot("ready", 60_000)])));
     let newer = answer("b", false, with(json!([slot("rolling_back", 1_000)])));
     for answers in [vec![older, newer], vec![answer("a", false, with(json!([slot("rolling_back", 1_000)])))]] {
-        let snapshot = snapshot("local", answers);
+        let snapshot = snapshot("local", &answers);
         let [slot] = snapshot.workers["i1"].slots.as_slice() else { panic!("{snapshot:?}") };
         assert_eq!((slot.state, slot.resident.as_deref()), (SlotState::RollingBack, Some("m")));
         let [failure] = slot.failures.as_slice() else { panic!("{slot:?}") };
         assert_eq!((failure.model.as_str(), failure.code.as_str()), ("bad", "backend_unavailable"));
         assert_eq!((&failure.message[..6], failure.message.chars().count()), ("line x", 256));
     }
-    let without = snapshot("local", vec![answer("a", false, with(Value::Null))]);
+    let without = snapshot("local", &[answer("a", false, with(Value::Null))]);
     assert_eq!(without.workers["i1"].slots, []);
 }
 
@@ -133,7 +141,7 @@ fn last_failure_of_slot_comes_from_any_relay() {
         answer(pod, false, state)
     };
     let last = |age: u64| json!({"model": "bad", "code": "backend_unavailable", "message": "no Pod", "age_ms": age});
-    let seen = |answers: Vec<Answer>| snapshot("local", answers).workers["i1"].slots[0].clone();
+    let seen = |answers: Vec<Answer>| snapshot("local", &answers).workers["i1"].slots[0].clone();
     let failing = seen(vec![with("a", "m", "failed", last(1_000))]);
     assert_eq!(failing.failures[0].message, "no Pod", "{failing:?}");
     for answers in [
@@ -152,19 +160,19 @@ fn last_failure_of_slot_comes_from_any_relay() {
 
 #[test]
 fn silent_relay_is_recorded_unless_leaving() {
-    let snapshot = snapshot("local", vec![silent("a", false), silent("b", true)]);
+    let snapshot = snapshot("local", &[silent("a", false), silent("b", true)]);
     assert_eq!(snapshot.relays.keys().collect::<Vec<_>>(), ["a"]);
     assert!(!snapshot.is_complete() && !snapshot.all_run([&"a".to_owned()], "h"));
 }
 
 #[test]
 fn unscheduled_relay_holds_no_requests_and_confirms_nothing() {
-    let with_one = snapshot("local", vec![answer("a", false, state("h", false)), unscheduled("b")]);
+    let with_one = snapshot("local", &[answer("a", false, state("h", false)), unscheduled("b")]);
     assert!(with_one.is_complete());
     assert_eq!(with_one.relays["b"], Err("no address yet".to_owned()));
     assert!(!with_one.all_run([&"a".to_owned(), &"b".to_owned()], "h"));
-    assert!(!snapshot("local", vec![silent("a", false), unscheduled("b")]).is_complete());
-    assert!(!snapshot("local", vec![unscheduled("b")]).is_complete());
+    assert!(!snapshot("local", &[silent("a", false), unscheduled("b")]).is_complete());
+    assert!(!snapshot("local", &[unscheduled("b")]).is_complete());
 }
 
 #[test]
@@ -173,9 +181,9 @@ fn new_and_scaling_pools_are_polled_every_second() {
     let resting = pools(json!({"provider": "local"}));
     let scaled = pools(json!({"provider": "local", "scaling": {"minReplicas": 0, "maxReplicas": 1}}));
     let idle = json!({"version": "0.1.0", "providers": []});
-    let idle = snapshot("local", vec![answer("a", false, idle)]);
-    let serving = snapshot("local", vec![answer("a", false, state("h", false))]);
-    let silent = snapshot("local", vec![silent("a", false)]);
+    let idle = snapshot("local", &[answer("a", false, idle)]);
+    let serving = snapshot("local", &[answer("a", false, state("h", false))]);
+    let silent = snapshot("local", &[silent("a", false)]);
     assert_eq!(interval(&resting, &idle), BRISK_INTERVAL);
     assert_eq!(interval(&resting, &serving), INTERVAL);
     assert_eq!(interval(&scaled, &serving), BRISK_INTERVAL);

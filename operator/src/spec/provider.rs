@@ -36,8 +36,12 @@ pub struct ValidatedProvider {
     pub drain_secs: u64,
     /// Models of pools that may be at zero.
     pub cold_models: Vec<String>,
-    /// True if such a pool exists.
+    /// True if such a pool exists, here or of a Provider that the relay serves too.
     pub scales_from_zero: bool,
+    /// True if the relay has tokens reviewed.
+    pub reviews_tokens: bool,
+    /// Other namespaces with Providers that the relay serves.
+    pub guests: BTreeSet<String>,
 }
 
 /// The problems, each with its field.
@@ -66,6 +70,8 @@ pub(crate) fn validate(provider: &Provider, pools: &[Arc<WorkerPool>]) -> Result
         drain_secs,
         cold_models: cold_models(pools),
         scales_from_zero: pools.iter().any(|pool| may_be_at_zero(pool)),
+        reviews_tokens: spec.reviews_tokens(),
+        guests: BTreeSet::new(),
     })
 }
 
@@ -86,6 +92,16 @@ fn may_be_at_zero(pool: &WorkerPool) -> bool {
 }
 
 impl ValidatedProvider {
+    /// Includes a Provider that refers to this one, with its pools, in what the relay needs.
+    pub(crate) fn serve_too(&mut self, sharer: &Provider, pools: &[Arc<WorkerPool>]) {
+        let namespace = sharer.namespace().unwrap_or_default();
+        if namespace != self.namespace {
+            self.guests.insert(namespace);
+        }
+        self.reviews_tokens |= !sharer.spec.worker_service_accounts.is_empty();
+        self.scales_from_zero |= pools.iter().any(|pool| may_be_at_zero(pool));
+    }
+
     /// Returns the ServiceAccounts of its workers, each with its namespace.
     pub fn worker_accounts(&self) -> Vec<String> {
         let whole = |account: &String| match account.split_once('/') {

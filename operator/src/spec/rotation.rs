@@ -16,6 +16,8 @@ use modelrelay_protocol::secret::Secret;
 #[cfg(test)]
 mod tests;
 
+/// The longest worker secret that a relay accepts.
+const MAX_SECRET_CHARS: usize = 4096;
 /// The time for which a value stays valid after a rotation.
 const PREVIOUS_LIVES: SignedDuration = SignedDuration::from_hours(24);
 /// The maximum number of old values that relays accept; one more ends the oldest early. A relay accepts 16 secrets in
@@ -177,6 +179,16 @@ fn catch_up(now: Timestamp, known: &Known, relay: &mut RelaySide) -> Vec<Rotatio
 }
 
 impl RelaySide {
+    /// True if a relay accepts each value: one line that is not too long. A relay rejects the whole configuration otherwise,
+    /// and with it the changes of all Providers that share it.
+    pub fn is_acceptable(&self) -> bool {
+        let all = std::iter::once(&self.current).chain(self.previous.iter().map(|previous| &previous.value));
+        all.into_iter().all(|value| {
+            let text = value.expose();
+            text.chars().count() <= MAX_SECRET_CHARS && !text.is_empty() && !text.chars().any(char::is_control)
+        })
+    }
+
     fn accepts(&self, value: &Secret) -> bool {
         self.current == *value || self.previous.iter().any(|previous| previous.value == *value)
     }

@@ -14,7 +14,7 @@ use super::cluster_view::ClusterView;
 use super::fetch::{FetchedSecrets, fetch};
 use super::memory::ProviderMemory;
 use super::outcome::{ProviderFailure, ProviderOutcome, WorkerSecret};
-use super::reviewers;
+use super::{entries, reviewers};
 use crate::cluster::apply::{ApplyError, Owner, apply, delete};
 use crate::context::Context;
 use crate::crd::Provider;
@@ -34,11 +34,9 @@ pub(super) async fn advance(
     view: &ClusterView,
     memory: &mut ProviderMemory,
 ) -> ProviderOutcome {
-    let generation = provider.metadata.generation;
-    // Earlier results remain valid where this pass does not get as far.
-    let before = memory.outcome.clone().unwrap_or_else(|| ProviderOutcome::before_the_first_pass(provider));
-    let kept = ProviderOutcome { generation, events: Vec::new(), failure: None, wake_at: None, ..before };
-    let valid = match validate(provider, &view.pools) {
+    let kept = kept(provider, memory);
+    let generation = kept.generation;
+    let mut valid = match validate(provider, &view.pools) {
         Ok(valid) => valid,
         Err(error) => return ProviderOutcome { failure: Some(ProviderFailure::from(&error)), ..kept },
     };
@@ -46,9 +44,14 @@ pub(super) async fn advance(
         Ok(fetched) => fetched,
         Err(error) => return ProviderOutcome { failure: Some(ProviderFailure::from(&error)), ..kept },
     };
+    for (sharer, pools) in &view.sharers {
+        valid.serve_too(sharer, pools);
+    }
+    let shared = entries::entries(&ctx.client, view, fetched.applied.as_ref()).await;
     let relay = &provider.spec.relay;
     let own_refs =
         provider.spec.worker_secret_ref.is_some() || relay.admin_token_secret_ref.is_some() || relay.tls.is_some();
+    let polls = own_refs || shared.is_incomplete;
     let now = Timestamp::now();
     let Planned { plan, salt, admin_token } = match plan_secrets(provider, &fetched, view, now) {
         Ok(planned) => planned,
@@ -63,6 +66,7 @@ pub(super) async fn advance(
             plan: &plan,
             salt: &salt,
             admin_token: admin_token.as_ref(),
+            sharers: &shared.entries,
             has_api_keys: fetched.has_api_keys,
             holds_api_keys: fetched.holds_api_keys,
         },
@@ -76,10 +80,12 @@ pub(super) async fn advance(
     let has_service = memory.was_applied(&service);
     // A Service that was only modified still exists, even if applying it again failed; one that was deleted does not.
     let still_serves = kept.may_serve && (has_service || is_there(ctx, &service).await);
-    let own_refs_due = own_refs.then(|| now + SignedDuration::try_from(OWN_SECRET_INTERVAL).unwrap_or_default());
+    let own_refs_due = polls.then(|| now + SignedDuration::try_from(OWN_SECRET_INTERVAL).unwrap_or_default());
+    let config_hash = applied.wrote_config.then_some(desired.config_hash).or(kept.config_hash);
     ProviderOutcome {
         generation,
-        config_hash: applied.wrote_config.then_some(desired.config_hash).or(kept.config_hash),
+        published: config_hash.clone(),
+        config_hash,
         config_generation: if applied.wrote_config { generation } else { kept.config_generation },
         may_serve: still_serves || (applied.wrote_config && has_service),
         worker_secret: Some(WorkerSecret::of(
@@ -100,6 +106,13 @@ pub(super) async fn advance(
     }
 }
 
+/// Returns the earlier results, which remain valid where a pass does not get as far.
+pub(super) fn kept(provider: &Provider, memory: &ProviderMemory) -> ProviderOutcome {
+    let generation = provider.metadata.generation;
+    let before = memory.outcome.clone().unwrap_or_else(|| ProviderOutcome::before_the_first_pass(provider));
+    ProviderOutcome { generation, events: Vec::new(), failure: None, wake_at: None, ..before }
+}
+
 async fn bind_reviewers(
     ctx: &Context,
     valid: &ValidatedProvider,
@@ -109,7 +122,7 @@ async fn bind_reviewers(
     let mut relays = view.reviewers.clone();
     // The cache may be behind the Provider that is being reconciled.
     let relay = names::relay(&valid.name);
-    if valid.spec.reviews_tokens() {
+    if valid.reviews_tokens {
         relays.insert(relay)
     } else {
         relays.remove(&relay)
@@ -124,7 +137,7 @@ async fn bind_reviewers(
             Ok(())
         }
         // This Provider does not need the right, so the failure does not concern it.
-        Err(error) if !valid.spec.reviews_tokens() => {
+        Err(error) if !valid.reviews_tokens => {
             tracing::debug!(provider = valid.name, %error, "failed to update the token review binding; keeping it unchanged");
             Ok(())
         }
@@ -146,21 +159,33 @@ fn plan_secrets(
     view: &ClusterView,
     now: Timestamp,
 ) -> Result<Planned, ProviderFailure> {
-    let known = Known {
-        worker: fetched.worker.clone(),
-        relay: fetched.relay.clone(),
-        own: fetched.own.clone(),
-        annotation: provider.annotations().get(names::ROTATE_ANNOTATION).cloned(),
-        confirmed: fetched.applied_hash.as_deref().is_some_and(|hash| view.is_confirmed(hash, now)),
-    };
-    let plan = rotation::plan(now, &known, &fresh()?);
+    let applied = fetched.applied.as_ref();
+    let confirmed = applied.is_some_and(|applied| view.is_confirmed(&applied.hash, now));
+    let plan = plan_worker_secret(provider, fetched, confirmed, now)?;
     let admin_token = match (&provider.spec.relay.admin_token_secret_ref, &fetched.admin_token) {
         (Some(_), _) => None,
         (None, Some(token)) => Some(token.clone()),
         (None, None) => Some(fresh()?),
     };
-    let salt = fetched.salt.clone().map_or_else(fresh, Ok)?;
+    let salt = applied.and_then(|applied| applied.salt.clone()).map_or_else(fresh, Ok)?;
     Ok(Planned { plan, salt, admin_token })
+}
+
+/// Returns the next step of the worker secret. It is `confirmed` if every relay runs the applied configuration.
+pub(super) fn plan_worker_secret(
+    provider: &Provider,
+    fetched: &FetchedSecrets,
+    confirmed: bool,
+    now: Timestamp,
+) -> Result<Plan, ProviderFailure> {
+    let known = Known {
+        worker: fetched.worker.clone(),
+        relay: fetched.relay.clone(),
+        own: fetched.own.clone(),
+        annotation: provider.annotations().get(names::ROTATE_ANNOTATION).cloned(),
+        confirmed,
+    };
+    Ok(rotation::plan(now, &known, &fresh()?))
 }
 
 /// Returns 33 bytes from the operating system, as 44 characters that are safe in files, headers and URLs.
@@ -226,7 +251,7 @@ async fn apply_all(
     ApplyResult { wrote_config, failure: failures.max_by_key(ProviderFailure::stalls) }
 }
 
-async fn apply_one(
+pub(super) async fn apply_one(
     ctx: &Context,
     owner: Owner<'_>,
     manifest: &Manifest,

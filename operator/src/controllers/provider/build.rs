@@ -4,6 +4,7 @@
 use modelrelay_protocol::secret::Secret;
 
 use crate::context::OperatorLocation;
+use crate::manifests::config::shared::SharedEntry;
 use crate::manifests::{Manifest, config, network, relay, secrets};
 use crate::settings::defaults::RelayDefaults;
 use crate::spec::provider::ValidatedProvider;
@@ -38,6 +39,8 @@ pub(super) struct RelayInputs<'a> {
     pub(super) salt: &'a Secret,
     /// The admin token, if the user names no Secret.
     pub(super) admin_token: Option<&'a Secret>,
+    /// The other Providers that the relay serves.
+    pub(super) sharers: &'a [SharedEntry],
     /// True if the Secret of the API keys exists.
     pub(super) has_api_keys: bool,
     /// True if it contains keys.
@@ -46,7 +49,7 @@ pub(super) struct RelayInputs<'a> {
 
 /// Builds the desired objects.
 pub(super) fn build(provider: &ValidatedProvider, inputs: &RelayInputs<'_>) -> Desired {
-    let config = config::relay_config(provider, inputs.plan, inputs.salt);
+    let config = config::relay_config(provider, inputs.plan, inputs.salt, inputs.sharers);
     let mut secrets = vec![config.manifest, secrets::worker_secret(provider, inputs.plan)];
     if inputs.plan.updates_workers_first() {
         secrets.reverse();

@@ -13,9 +13,10 @@ use kube::runtime::reflector::ObjectRef;
 use super::reviewers;
 use crate::cluster::cache::Caches;
 use crate::context::Context;
-use crate::crd::WorkerPool;
+use crate::crd::{Provider, WorkerPool};
 use crate::relays::state::RelaySnapshot;
 use crate::resources::names;
+use crate::spec::sharing::{self, SharingError};
 
 /// The time that a Pod may take, from the moment its kubelet first sees it, until its relay runs or fails. Pulling a
 /// large image over a slow line takes minutes.
@@ -37,21 +38,38 @@ pub(super) struct ClusterView {
     pub(super) reported: Option<Arc<RelaySnapshot>>,
     /// Relays of the namespace that review workers' tokens.
     pub(super) reviewers: BTreeSet<String>,
+    /// The Provider whose relay serves this one, if it is another; or the reason that none does.
+    pub(super) relay: Result<Option<Arc<Provider>>, SharingError>,
+    /// Other Providers that the relay serves, with their pools.
+    pub(super) sharers: Vec<(Arc<Provider>, Vec<Arc<WorkerPool>>)>,
 }
 
 impl ClusterView {
-    pub(super) fn now(ctx: &Context, caches: &Caches, namespace: &str, provider: &str) -> Self {
+    pub(super) fn now(ctx: &Context, caches: &Caches, provider: &Provider) -> Self {
+        let (namespace, name) = sharing::key(provider);
+        let relay = caches.relay_of(provider);
+        let is_own = provider.spec.relay_ref.is_none();
+        let (relay_namespace, relay_name) = sharing::relay_key(provider);
         let is_relay = |pod: &Arc<Pod>| {
-            pod.metadata.namespace.as_deref() == Some(namespace)
-                && pod.labels().get(names::PROVIDER_LABEL).map(String::as_str) == Some(provider)
+            pod.metadata.namespace.as_deref() == Some(&relay_namespace)
+                && pod.labels().get(names::PROVIDER_LABEL) == Some(&relay_name)
                 && is_staying(pod)
         };
+        let relay_pods = || caches.relay_pods.state().into_iter().filter(is_relay).collect();
+        let deployment = || caches.deployments.get(&ObjectRef::new(&names::relay(&name)).within(&namespace));
+        let with_pools = |sharer: Arc<Provider>| {
+            let (namespace, name) = sharing::key(&sharer);
+            (sharer, caches.pools_of(&namespace, &name))
+        };
+        let providers = caches.providers.state();
         Self {
-            relay_pods: caches.relay_pods.state().into_iter().filter(is_relay).collect(),
-            deployment: caches.deployments.get(&ObjectRef::new(&names::relay(provider)).within(namespace)),
-            pools: caches.pools_of(namespace, provider),
-            reported: ctx.relays.of(namespace, provider),
-            reviewers: reviewers::relays(caches.providers.state().iter().map(AsRef::as_ref), namespace),
+            relay_pods: if relay.is_ok() { relay_pods() } else { Vec::new() },
+            deployment: is_own.then(deployment).flatten(),
+            pools: caches.pools_of(&namespace, &name),
+            reported: ctx.relays.of(&namespace, &name),
+            reviewers: reviewers::relays(&providers, &namespace),
+            sharers: sharing::sharers(provider, &providers).into_iter().map(with_pools).collect(),
+            relay,
         }
     }
 
@@ -150,6 +168,8 @@ mod tests {
         let relays = [("a".to_owned(), Ok(report)), ("b".to_owned(), Err("connection failed".to_owned()))];
         let view = ClusterView {
             reviewers: BTreeSet::new(),
+            relay: Ok(None),
+            sharers: Vec::new(),
             relay_pods: vec![Arc::new(serde_json::from_value(value).unwrap()), pod],
             deployment: None,
             pools: Vec::new(),

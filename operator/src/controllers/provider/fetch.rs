@@ -1,6 +1,7 @@
 //! Reads the Secrets that a Provider's next step depends on. They are read by name and not cached, because the operator
 //! keeps no Secret in memory that it does not need.
 
+use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::jiff::Timestamp;
 use kube::{Api, Client, ResourceExt};
@@ -9,10 +10,11 @@ use modelrelay_protocol::secret::Secret as SecretText;
 
 use crate::cluster::apply::{Owner, display_kube_error};
 use crate::crd::{Provider, SecretKeyRef};
-use crate::manifests::config::{PREVIOUS_WORKER_SECRETS, RELAY_YAML, hash_of, salt_of};
+use crate::manifests::config::PREVIOUS_WORKER_SECRETS;
+use crate::manifests::config::shared::AppliedConfig;
 use crate::manifests::secrets::{ADMIN_TOKEN, API_KEYS, WORKER_SECRET};
 use crate::relays::tls::{self, RelayTls, UnusableSecret};
-use crate::resources::names;
+use crate::resources::names::{self, ObjectKey};
 use crate::spec::rotation::{Previous, RelaySide, WorkerSide};
 
 /// The contents of the Secrets.
@@ -22,10 +24,8 @@ pub(super) struct FetchedSecrets {
     pub(super) worker: Option<WorkerSide>,
     /// The Secret that relays mount.
     pub(super) relay: Option<RelaySide>,
-    /// The hash of the configuration that relays mount.
-    pub(super) applied_hash: Option<String>,
-    /// The salt of the configuration that relays mount.
-    pub(super) salt: Option<SecretText>,
+    /// The configuration that relays mount.
+    pub(super) applied: Option<AppliedConfig>,
     /// The user's own worker secret.
     pub(super) own: Option<SecretText>,
     /// The relays' certificate.
@@ -92,11 +92,13 @@ pub(super) async fn fetch(client: &Client, provider: &Provider) -> Result<Fetche
     }
     if let Some(secret) = reader.own_secret(&names::relay(&name)).await? {
         fetched.relay = relay_side(&secret);
-        fetched.applied_hash = applied_hash(&secret);
-        fetched.salt = text(&secret, RELAY_YAML).and_then(|yaml| salt_of(&yaml).map(SecretText::new));
+        fetched.applied = applied_config(&secret);
     }
     if let Some(secret) = reader.own_secret(&names::worker_secret(&name)).await? {
         fetched.worker = worker_side(&secret);
+    }
+    if provider.spec.relay_ref.is_some() {
+        return Ok(fetched);
     }
     if let Some(secret) = reader.own_secret(&names::admin_secret(&name)).await? {
         fetched.admin_token = text(&secret, ADMIN_TOKEN).map(SecretText::new);
@@ -169,14 +171,27 @@ fn relay_side(secret: &Secret) -> Option<RelaySide> {
     Some(RelaySide { current: SecretText::new(text(secret, WORKER_SECRET)?), previous, acted_on })
 }
 
-fn applied_hash(secret: &Secret) -> Option<String> {
-    let value = |key: &'static str| {
-        let bytes = secret.data.as_ref()?.get(key)?;
-        Some((key, std::str::from_utf8(&bytes.0).ok()?))
-    };
-    let entries = [value(RELAY_YAML)?, value(WORKER_SECRET)?];
-    let previous = PREVIOUS_WORKER_SECRETS.into_iter().filter_map(value);
-    Some(hash_of(entries.into_iter().chain(previous)))
+fn applied_config(secret: &Secret) -> Option<AppliedConfig> {
+    let text = |(key, bytes): (&String, &ByteString)| Some((key.clone(), String::from_utf8(bytes.0.clone()).ok()?));
+    AppliedConfig::read(&secret.data.as_ref()?.iter().filter_map(text).collect())
+}
+
+/// Returns the configuration of the relay that belongs to the Provider with this key.
+pub(super) async fn applied_config_of(
+    client: &Client,
+    (namespace, name): &ObjectKey,
+) -> Result<Option<AppliedConfig>, SecretFetchError> {
+    let reader = Reader { api: Api::namespaced(client.clone(), namespace), name };
+    Ok(reader.own_secret(&names::relay(name)).await?.as_ref().and_then(applied_config))
+}
+
+/// Returns the worker secrets of a Provider that another one's relay serves.
+pub(super) async fn sharer_secrets(
+    client: &Client,
+    (namespace, name): &ObjectKey,
+) -> Result<Option<RelaySide>, SecretFetchError> {
+    let reader = Reader { api: Api::namespaced(client.clone(), namespace), name };
+    Ok(reader.own_secret(&names::relay(name)).await?.as_ref().and_then(relay_side))
 }
 
 fn time(secret: &Secret, annotation: &str) -> Option<Timestamp> {

@@ -8,10 +8,12 @@ use super::reviewers;
 use crate::cluster::apply::{ApplyError, is_forbidden};
 use crate::crd::Provider;
 use crate::crd::provider::WorkerSecretStatus;
+use crate::manifests::config::shared::MAX_ENTRY_BYTES;
 use crate::resources::conditions::{self, READY};
 use crate::resources::names;
 use crate::spec::provider::InvalidSpec;
 use crate::spec::rotation::{Plan, RotationEvent};
+use crate::spec::sharing::SharingError;
 
 /// The outcome of one pass.
 #[derive(Clone, Debug, Default)]
@@ -35,6 +37,8 @@ pub(super) struct ProviderOutcome {
     pub(super) cold_models: Vec<String>,
     /// True if `expectWorkers` is set but ignored.
     pub(super) ignores_expect_workers: bool,
+    /// A value that changes when Providers that share the relay have to be reconciled.
+    pub(super) published: Option<String>,
     /// The results of a rotation step.
     pub(super) events: Vec<RotationEvent>,
     /// The time of the next pass.
@@ -96,7 +100,7 @@ pub(super) struct ProviderFailure {
 /// The next step after a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FailureKind {
-    /// No retry until a user changes the spec.
+    /// No retry until a user changes the spec, or the Provider that it refers to.
     Final,
     /// A user has to change something that no watch reports: retried less and less often.
     Stalled,
@@ -130,6 +134,15 @@ impl ProviderFailure {
         )
     }
 
+    /// The entry of the Provider does not fit into the configuration of the relay that serves it.
+    pub(super) fn too_large(bytes: usize) -> Self {
+        let message = format!(
+            "spec.relayRef: models, aliases and worker secrets have {bytes} bytes in the relay's configuration, and {MAX_ENTRY_BYTES} are \
+             allowed: remove models, or give this Provider a relay of its own"
+        );
+        Self::new(reasons::RELAY_FULL, FailureKind::Final, "relay_full", &message)
+    }
+
     fn new(reason: &'static str, kind: FailureKind, word: &'static str, message: &dyn std::fmt::Display) -> Self {
         Self { reason, kind, word, message: message.to_string() }
     }
@@ -138,6 +151,19 @@ impl ProviderFailure {
 impl From<&InvalidSpec> for ProviderFailure {
     fn from(error: &InvalidSpec) -> Self {
         Self::new(reasons::INVALID_SPEC, FailureKind::Final, "invalid_spec", error)
+    }
+}
+
+impl From<&SharingError> for ProviderFailure {
+    fn from(error: &SharingError) -> Self {
+        let (reason, word) = match error {
+            SharingError::NotFound(..) => (reasons::RELAY_NOT_FOUND, "relay_not_found"),
+            SharingError::Chained(..) => (reasons::RELAY_CHAINED, "relay_chained"),
+            SharingError::NotGranted(..) => (reasons::RELAY_NOT_GRANTED, "relay_not_granted"),
+            SharingError::Deleting(..) => (reasons::RELAY_DELETING, "relay_deleting"),
+            SharingError::Full(..) => (reasons::RELAY_FULL, "relay_full"),
+        };
+        Self::new(reason, FailureKind::Final, word, error)
     }
 }
 

@@ -61,7 +61,8 @@ async fn annotate(api: &Api<Pod>, pod: String, annotations: Map<String, Value>) 
 }
 
 fn relay_patches(view: &ClusterView, outcome: &ProviderOutcome, memory: &mut ProviderMemory) -> Vec<PodPatch> {
-    let Some(hash) = &outcome.config_hash else { return Vec::new() };
+    // The Pods of a shared relay are left to its owner.
+    let Some(hash) = outcome.config_hash.as_ref().filter(|_| view.relay == Ok(None)) else { return Vec::new() };
     let nudge = is_nudge_due(view, hash, memory);
     let mut patches = Vec::new();
     for pod in &view.relay_pods {

@@ -57,6 +57,16 @@ reasons! {
     TERMINATING = "Terminating";
     /// A request to the API server failed. The operator retries.
     API_ERROR = "ApiError";
+    /// The Provider of `relayRef` does not exist.
+    RELAY_NOT_FOUND = "RelayNotFound";
+    /// The Provider of `relayRef` refers to another one itself: name the one that owns the relay.
+    RELAY_CHAINED = "RelayChained";
+    /// The Provider of `relayRef` is in another namespace and does not list this one in `relay.sharedWith`.
+    RELAY_NOT_GRANTED = "RelayNotGranted";
+    /// The Provider of `relayRef` is being deleted.
+    RELAY_DELETING = "RelayDeleting";
+    /// The relay of `relayRef` serves as many Providers as it can, or this Provider's models and secrets are too large for it.
+    RELAY_FULL = "RelayFull";
     /// The condition does not apply.
     AS_EXPECTED = "AsExpected";
 }

@@ -19,6 +19,7 @@ use crate::cluster::cache::Caches;
 use crate::cluster::follow::follow;
 use crate::crd::Provider;
 use crate::resources::names;
+use crate::spec::sharing;
 
 /// The number of lost races after which the change is left to the next pass.
 const ATTEMPTS: usize = 4;
@@ -37,14 +38,20 @@ pub(super) enum ReviewerError {
     Binding(#[source] ApplyError),
 }
 
-/// Returns the relays of a namespace whose Providers list ServiceAccounts or tenants.
-pub(super) fn relays<'a>(providers: impl Iterator<Item = &'a Provider>, namespace: &str) -> BTreeSet<String> {
+/// Returns the relays of a namespace whose Providers list ServiceAccounts or tenants: their own, or others that they serve.
+pub(super) fn relays<P: AsRef<Provider> + Clone>(all: &[P], namespace: &str) -> BTreeSet<String> {
     let reviews = |provider: &&Provider| {
         provider.metadata.namespace.as_deref() == Some(namespace)
             && provider.metadata.deletion_timestamp.is_none()
-            && provider.spec.reviews_tokens()
+            && provider.spec.relay_ref.is_none()
+            && (provider.spec.reviews_tokens() || has_sharer_with_accounts(provider, all))
     };
-    providers.filter(reviews).map(|provider| names::relay(&provider.name_any())).collect()
+    all.iter().map(AsRef::as_ref).filter(reviews).map(|provider| names::relay(&provider.name_any())).collect()
+}
+
+fn has_sharer_with_accounts<P: AsRef<Provider> + Clone>(owner: &Provider, all: &[P]) -> bool {
+    let lists = |sharer: &P| !sharer.as_ref().spec.worker_service_accounts.is_empty();
+    sharing::sharers(owner, all).iter().any(lists)
 }
 
 /// Watches the binding, and requests a pass of each Provider whose relay is not in it: someone else changed the binding.
@@ -53,26 +60,22 @@ pub(super) async fn follow_binding(client: &Client, binding: Option<&str>, cache
     let Some(name) = binding.filter(|name| !name.is_empty()) else { return std::future::pending().await };
     follow(&Api::<ClusterRoleBinding>::all(client.clone()), name, |binding| {
         let subjects = binding.and_then(|binding| binding.subjects).unwrap_or_default();
-        let providers = caches.providers.state();
-        for provider in without_right(providers.iter().map(AsRef::as_ref), &subjects) {
+        for provider in without_right(&caches.providers.state(), &subjects) {
             caches.triggers.provider_reviewers(&provider.namespace().unwrap_or_default(), &provider.name_any());
         }
     })
     .await
 }
 
-/// Returns the Providers that list ServiceAccounts and whose relay is not among the subjects.
-fn without_right<'a>(
-    providers: impl Iterator<Item = &'a Provider>,
-    subjects: &[Subject],
-) -> impl Iterator<Item = &'a Provider> {
-    providers.filter(|provider| {
-        let namespace = provider.namespace().unwrap_or_default();
-        let relays = relays(std::iter::once(*provider), &namespace);
-        let has =
-            |relay: &String| subjects.iter().any(|it| it.namespace.as_deref() == Some(&namespace) && it.name == *relay);
-        !relays.iter().all(has)
-    })
+/// Returns the Providers whose relay reviews tokens and is not among the subjects.
+fn without_right<P: AsRef<Provider> + Clone>(all: &[P], subjects: &[Subject]) -> Vec<P> {
+    let lacks = |provider: &&P| {
+        let namespace = provider.as_ref().namespace().unwrap_or_default();
+        let relay = names::relay(&provider.as_ref().name_any());
+        let is_bound = subjects.iter().any(|it| it.namespace.as_deref() == Some(&namespace) && it.name == relay);
+        !is_bound && provider.as_ref().spec.relay_ref.is_none() && relays(all, &namespace).contains(&relay)
+    };
+    all.iter().filter(lacks).cloned().collect()
 }
 
 /// Allows exactly these relays of the namespace to create TokenReviews.
@@ -122,6 +125,8 @@ fn with(there: &[Subject], namespace: &str, relays: &BTreeSet<String>) -> Vec<Su
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
 
     fn subject(namespace: &str, name: &str) -> Subject {
@@ -139,8 +144,8 @@ mod tests {
 
     #[test]
     fn only_active_providers_with_accounts_have_reviewers() {
-        let provider = |name: &str, namespace: &str, spec: serde_json::Value, is_deleted: bool| -> Provider {
-            serde_json::from_value(json!({
+        let provider = |name: &str, namespace: &str, spec: serde_json::Value, is_deleted: bool| -> Arc<Provider> {
+            let provider: Provider = serde_json::from_value(json!({
                 "apiVersion": "modelrelay.io/v1alpha1", "kind": "Provider",
                 "metadata": {
                     "name": name, "namespace": namespace,
@@ -148,7 +153,8 @@ mod tests {
                 },
                 "spec": spec,
             }))
-            .unwrap()
+            .unwrap();
+            Arc::new(provider)
         };
         let workers = json!({"workerServiceAccounts": ["gpu"]});
         let all = [
@@ -158,9 +164,9 @@ mod tests {
             provider("gone", "llm", workers.clone(), true),
             provider("other", "research", workers, false),
         ];
-        assert_eq!(relays(all.iter(), "llm"), BTreeSet::from(["local-relay".to_owned(), "shared-relay".to_owned()]));
+        assert_eq!(relays(&all, "llm"), BTreeSet::from(["local-relay".to_owned(), "shared-relay".to_owned()]));
         let lacking = |subjects: &[Subject]| -> Vec<String> {
-            without_right(all.iter(), subjects).map(ResourceExt::name_any).collect()
+            without_right(&all, subjects).iter().map(|provider| provider.name_any()).collect()
         };
         assert_eq!(lacking(&[]), ["local", "shared", "other"]);
         assert_eq!(

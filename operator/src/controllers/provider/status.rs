@@ -16,6 +16,7 @@ use crate::plural::one_or;
 use crate::relays::state::{RelaySnapshot, UsageReport};
 use crate::resources::conditions::{self, PROGRAMMED, READY, RECONCILING, STALLED, Status, Wanted};
 use crate::resources::names;
+use crate::spec::sharing;
 
 #[cfg(test)]
 mod tests;
@@ -35,13 +36,16 @@ pub(super) struct ProviderFacts<'a> {
 /// Returns the status; `before` is the current one.
 pub(super) fn status(facts: &ProviderFacts<'_>, before: &ProviderStatus, now: &Time) -> ProviderStatus {
     let generation = facts.outcome.generation;
-    let wanted = [facts.ready(now.0), facts.programmed(), facts.reconciling(), facts.stalled()];
+    let was_ready = conditions::is_true(&before.conditions, READY);
+    let wanted = [facts.ready(now.0, was_ready), facts.programmed(), facts.reconciling(), facts.stalled()];
     let numbers = Numbers::of(facts.view);
     ProviderStatus {
         observed_generation: generation,
         conditions: conditions::merge(&before.conditions, &wanted, generation, now),
-        endpoint: Some(endpoint(facts.provider)),
-        worker_endpoint: Some(worker_endpoint(facts.provider)),
+        endpoint: facts.relay_owner().map(endpoint),
+        worker_endpoint: facts.relay_owner().map(worker_endpoint),
+        relay: Some(relay_shown(facts.provider)),
+        name_at_relay: Some(sharing::name_at_relay(facts.provider)),
         // The predecessor's value is kept until this operator has a result of its own.
         worker_secret: facts
             .outcome
@@ -69,6 +73,12 @@ pub(super) fn without_numbers(status: &ProviderStatus) -> ProviderStatus {
         usage: None,
         ..status.clone()
     }
+}
+
+/// Returns the Provider whose relay serves this one: its name, with its namespace if that differs.
+fn relay_shown(provider: &Provider) -> String {
+    let (namespace, name) = sharing::relay_key(provider);
+    if sharing::key(provider).0 == namespace { name } else { format!("{namespace}/{name}") }
 }
 
 fn endpoint(provider: &Provider) -> String {
@@ -124,8 +134,18 @@ fn usage(report: UsageReport) -> UsageStatus {
     }
 }
 
-impl ProviderFacts<'_> {
-    fn ready(&self, now: Timestamp) -> Wanted {
+impl<'a> ProviderFacts<'a> {
+    /// Returns the Provider whose relay serves this one; `None` if none does.
+    fn relay_owner(&self) -> Option<&'a Provider> {
+        self.view.relay.as_ref().ok().map(|relay| relay.as_deref().unwrap_or(self.provider))
+    }
+
+    /// True if another Provider owns the relay and reports its rollouts.
+    fn is_shared(&self) -> bool {
+        self.provider.spec.relay_ref.is_some()
+    }
+
+    fn ready(&self, now: Timestamp, was_ready: bool) -> Wanted {
         let spec = &self.provider.spec;
         let no = |reason, message: String| Wanted::new(READY, false, reason, message);
         if let Some(failure) = self.failure_that_matters() {
@@ -134,21 +154,32 @@ impl ProviderFacts<'_> {
         if !spec.enabled {
             return no(reasons::DISABLED, "spec.enabled is false: requests are rejected with provider_disabled".into());
         }
-        if spec.relay.replicas == 0 {
-            return no(reasons::SCALED_TO_ZERO, "spec.relay.replicas is 0".into());
+        let owner = self.relay_owner().unwrap_or(self.provider);
+        let (ready, wanted) = (self.ready_relays(), owner.spec.relay.replicas);
+        if wanted == 0 {
+            return no(reasons::SCALED_TO_ZERO, self.no_replicas());
         }
-        let (ready, wanted) = (self.ready_relays(), spec.relay.replicas);
+        let programmed = self.programmed();
+        if self.is_shared() && !was_ready && programmed.status != Status::True {
+            // The relays of another Provider accept requests before they know this one.
+            return no(programmed.reason, programmed.message);
+        }
         if ready == 0 {
             return no(reasons::NO_RELAY_READY, self.why_none_is_ready(now));
         }
         let relays = format!("{wanted} {}", one_or(wanted, "relay", "relays"));
         let take = one_or(ready, "takes", "take");
-        let message = format!("{ready} of {relays} {take} requests at {}", endpoint(self.provider));
+        let message = format!("{ready} of {relays} {take} requests at {}", endpoint(owner));
         if self.outcome.ignores_expect_workers {
             let message = format!("{message}; expectWorkers is ignored, because a pool may be scaled to zero");
             return Wanted::new(READY, true, reasons::SCALES_FROM_ZERO, message);
         }
         Wanted::new(READY, true, reasons::SERVING, message)
+    }
+
+    fn no_replicas(&self) -> String {
+        let of = if self.is_shared() { format!(" of Provider {}", relay_shown(self.provider)) } else { String::new() };
+        format!("spec.relay.replicas{of} is 0")
     }
 
     /// Returns the failure, if it affects readiness. A passing error of the API server does not, because the relays
@@ -187,7 +218,7 @@ impl ProviderFacts<'_> {
     fn awaited_step(&self, pod: &Pod, now: Timestamp) -> String {
         let answers = |reported: &&RelaySnapshot| matches!(reported.relays.get(&pod.name_any()), Some(Ok(_)));
         let Some(reported) = self.view.reported.as_deref().filter(answers) else { return String::new() };
-        let relay = &self.provider.spec.relay;
+        let relay = &self.relay_owner().unwrap_or(self.provider).spec.relay;
         let worker = match reported.workers.is_empty() {
             false => "",
             true if relay.expect_workers && !self.outcome.ignores_expect_workers => {
@@ -214,7 +245,7 @@ impl ProviderFacts<'_> {
         let failure = self.outcome.failure.as_ref();
         let Some(hash) = &self.outcome.config_hash else {
             return failure.map_or_else(
-                || no(reasons::WAITING_FOR_RELAYS, "no configuration has been written yet".into()),
+                || no(reasons::WAITING_FOR_RELAYS, self.unwritten()),
                 |failure| no(failure.reason, failure.message.clone()),
             );
         };
@@ -223,8 +254,9 @@ impl ProviderFacts<'_> {
         if let Some(failure) = failure.filter(|failure| is_older || failure.reason == reasons::INVALID_SPEC) {
             return no(failure.reason, failure.message.clone());
         }
-        if self.view.relay_pods.is_empty() && self.provider.spec.relay.replicas == 0 {
-            let message = "spec.relay.replicas is 0; new relays start with the newest configuration";
+        let owner = self.relay_owner().unwrap_or(self.provider);
+        if self.view.relay_pods.is_empty() && owner.spec.relay.replicas == 0 {
+            let message = format!("{}; new relays start with the newest configuration", self.no_replicas());
             return Wanted::new(PROGRAMMED, true, reasons::SCALED_TO_ZERO, message);
         }
         match self.first_that_lags(hash) {
@@ -236,6 +268,16 @@ impl ProviderFacts<'_> {
                 Wanted::new(PROGRAMMED, true, reasons::CONFIGURATION_APPLIED, message)
             }
         }
+    }
+
+    fn unwritten(&self) -> String {
+        if self.is_shared() {
+            return format!(
+                "the configuration of Provider {}'s relay does not contain this Provider's newest settings yet",
+                relay_shown(self.provider)
+            );
+        }
+        "no configuration has been written yet".to_owned()
     }
 
     /// Returns the first relay without the newest configuration. One that rejects it is more informative than one that
@@ -296,6 +338,9 @@ impl ProviderFacts<'_> {
     }
 
     fn rolling_out(&self) -> Option<String> {
+        if self.is_shared() {
+            return None;
+        }
         let wanted = self.provider.spec.relay.replicas;
         let Some(deployment) = self.view.deployment.as_deref() else {
             return Some("the relay's Deployment does not exist yet".to_owned());

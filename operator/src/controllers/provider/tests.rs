@@ -20,6 +20,7 @@ mod api;
 mod conditions;
 mod reviewers;
 mod secrets;
+mod sharing;
 mod tls;
 
 use api::FakeApi;
@@ -30,6 +31,7 @@ struct World {
     api: FakeApi,
     shared: Arc<ProviderContext>,
     pods: Writer<Pod>,
+    providers: Writer<Provider>,
     // The receivers of the triggers, without which nothing can be requested.
     _requests: Requests,
 }
@@ -50,8 +52,9 @@ impl World {
         let ctx = Context::new(api.client(), defaults, OperatorLocation::in_namespace("mr-system"), "test".into());
         let (triggers, requests) = Triggers::channels();
         let (relay_pods, pods) = reflector::store();
+        let (providers, providers_writer) = reflector::store();
         let caches = Caches {
-            providers: reflector::store().0,
+            providers,
             pools: reflector::store().0,
             relay_pods,
             pool_pods: reflector::store().0,
@@ -60,7 +63,7 @@ impl World {
             triggers,
         };
         let shared = Arc::new(ProviderContext { ctx, caches, ledger: Mutex::default() });
-        Self { api, shared, pods, _requests: requests }
+        Self { api, shared, pods, providers: providers_writer, _requests: requests }
     }
 
     /// Runs a pass after a change in the cluster.

@@ -81,8 +81,8 @@ async fn reconcile_objects(
     fetched: &FetchedPool,
     validated: &Validated,
 ) -> Result<PoolOutcome, ReconcileError> {
-    let transport = fetch::relay_transport(&shared.ctx.client, &shared.caches, pool).await?;
-    let config = worker_config::config_map(pool, &shared.ctx.defaults.worker, &transport);
+    let relay = fetch::relay_target(&shared.ctx.client, &shared.caches, pool).await?;
+    let config = worker_config::config_map(pool, &shared.ctx.defaults.worker, &relay);
     objects::unread(shared, pool, &config).await?;
     let Some(workload) = validated.workload else {
         return match &validated.target {

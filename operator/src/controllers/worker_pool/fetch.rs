@@ -17,12 +17,13 @@ use super::rollout;
 use super::status::ProviderState;
 use crate::cluster::apply;
 use crate::cluster::cache::Caches;
-use crate::crd::WorkerPool;
+use crate::crd::{Provider, WorkerPool};
 use crate::manifests::backend::RENDERED_ANNOTATION;
-use crate::manifests::worker_config::RelayTransport;
+use crate::manifests::worker_config::{RelayTarget, RelayTransport};
 use crate::relays::tls;
 use crate::resources::conditions::READY;
 use crate::resources::names;
+use crate::spec::sharing;
 use crate::spec::workload::Workload;
 
 /// The maximum number of Deployments of a namespace that are searched.
@@ -71,39 +72,88 @@ where
     api.get_opt(name).await.map_err(fail)
 }
 
-/// Returns the transport between the pool's workers and their relays. While the Provider does not exist, or no relay
-/// can serve with its Secret, relays and workers keep their transport.
-pub async fn relay_transport(
+/// Returns the relays of the pool's workers. While the Provider does not exist, or no relay can serve with its Secret, relays
+/// and workers keep their transport.
+pub async fn relay_target(client: &Client, caches: &Caches, pool: &WorkerPool) -> Result<RelayTarget, PoolFetchError> {
+    let RelayName { namespace, name, provider } = relay_name(caches, pool);
+    let transport = relay_transport(client, caches, pool).await?;
+    Ok(RelayTarget { address: names::worker_address(&name, &namespace), provider, transport })
+}
+
+/// The relay of a pool's Provider.
+#[derive(Hash)]
+pub struct RelayName {
+    /// Namespace of the Provider that owns the relay.
+    pub namespace: String,
+    /// Name of that Provider.
+    pub name: String,
+    /// Name of the pool's Provider there.
+    pub provider: String,
+}
+
+/// Returns the relay of the pool's Provider: its own, or the one that it refers to, whether that serves it or not.
+pub fn relay_name(caches: &Caches, pool: &WorkerPool) -> RelayName {
+    match provider_of(caches, pool) {
+        Some(provider) => {
+            let (namespace, name) = sharing::relay_key(&provider);
+            RelayName { namespace, name, provider: sharing::name_at_relay(&provider) }
+        }
+        None => {
+            let (namespace, name) = (pool.namespace().unwrap_or_default(), pool.spec.provider.clone());
+            RelayName { namespace, provider: name.clone(), name }
+        }
+    }
+}
+
+fn provider_of(caches: &Caches, pool: &WorkerPool) -> Option<Arc<Provider>> {
+    caches.providers.get(&ObjectRef::new(&pool.spec.provider).within(&pool.namespace().unwrap_or_default()))
+}
+
+async fn relay_transport(
     client: &Client,
     caches: &Caches,
     pool: &WorkerPool,
 ) -> Result<RelayTransport, PoolFetchError> {
-    let namespace = pool.namespace().unwrap_or_default();
-    let provider = caches.providers.get(&ObjectRef::new(&pool.spec.provider).within(&namespace));
-    if let Some(provider) = provider {
-        let Some(tls) = &provider.spec.relay.tls else { return Ok(RelayTransport::Plain) };
+    let provider = provider_of(caches, pool);
+    // Without a grant, nothing of the other namespace is read. Workers keep what they had.
+    let owner = provider.and_then(|provider| Some(caches.relay_of(&provider).ok()?.unwrap_or(provider)));
+    if let Some(owner) = owner {
+        let Some(tls) = &owner.spec.relay.tls else { return Ok(RelayTransport::Plain) };
+        let (namespace, name) = sharing::key(&owner);
         let secrets: Api<Secret> = Api::namespaced(client.clone(), &namespace);
-        let host = names::worker_host(&pool.spec.provider, &namespace);
+        let host = names::worker_host(&name, &namespace);
         let secret = read(&secrets, "Secret", &tls.secret_name).await?;
         if let Some(Ok(tls)) = secret.map(|secret| tls::judge(&secret, &host)) {
             return Ok(RelayTransport::Tls { authority: tls.authority });
         }
     }
-    let config_maps: Api<ConfigMap> = Api::namespaced(client.clone(), &namespace);
+    let config_maps: Api<ConfigMap> = Api::namespaced(client.clone(), &pool.namespace().unwrap_or_default());
     let there = read(&config_maps, "ConfigMap", &names::worker(&pool.name_any())).await?;
-    Ok(there.as_ref().map(RelayTransport::of).unwrap_or_default())
+    match there.as_ref().map(RelayTransport::of).unwrap_or_default() {
+        // A worker must not send its secret to a relay with a certificate unencrypted, even if that would not admit it.
+        RelayTransport::Plain if refuses_and_has_tls(caches, pool) => Ok(RelayTransport::Tls { authority: None }),
+        transport @ (RelayTransport::Plain | RelayTransport::Tls { .. }) => Ok(transport),
+    }
+}
+
+/// True if the pool's Provider refers to another one that does not serve it and has a certificate.
+fn refuses_and_has_tls(caches: &Caches, pool: &WorkerPool) -> bool {
+    let Some(provider) = provider_of(caches, pool) else { return false };
+    let (namespace, name) = sharing::relay_key(&provider);
+    let owner = caches.providers.get(&ObjectRef::new(&name).within(&namespace));
+    caches.relay_of(&provider).is_err() && owner.is_some_and(|owner| owner.spec.relay.tls.is_some())
 }
 
 /// Returns the name of the Secret with the relays' certificate, if they should have one.
 pub fn tls_secret(caches: &Caches, pool: &WorkerPool) -> Option<String> {
-    let name = ObjectRef::new(&pool.spec.provider).within(&pool.namespace().unwrap_or_default());
-    caches.providers.get(&name)?.spec.relay.tls.as_ref().map(|tls| tls.secret_name.clone())
+    let provider = provider_of(caches, pool)?;
+    let owner = caches.relay_of(&provider).ok()?.unwrap_or(provider);
+    owner.spec.relay.tls.as_ref().map(|tls| tls.secret_name.clone())
 }
 
 /// Returns the state of the Provider.
 pub fn provider(caches: &Caches, pool: &WorkerPool) -> ProviderState {
-    let name = ObjectRef::new(&pool.spec.provider).within(&pool.namespace().unwrap_or_default());
-    match caches.providers.get(&name) {
+    match provider_of(caches, pool) {
         Some(provider) if provider.spec.enabled => ProviderState::Present,
         Some(_) => ProviderState::Disabled,
         None => ProviderState::Missing,
@@ -113,8 +163,7 @@ pub fn provider(caches: &Caches, pool: &WorkerPool) -> ProviderState {
 /// Returns why the Provider is not ready, shortened: it may be the reason that there are no relays.
 pub fn provider_problem(caches: &Caches, pool: &WorkerPool) -> Option<String> {
     const SHOWN_CHARS: usize = 300;
-    let name = ObjectRef::new(&pool.spec.provider).within(&pool.namespace().unwrap_or_default());
-    let provider = caches.providers.get(&name)?;
+    let provider = provider_of(caches, pool)?;
     let conditions = &provider.status.as_ref()?.conditions;
     let ready = conditions.iter().find(|condition| condition.type_ == READY && condition.status == "False")?;
     let shown: String = ready.message.chars().take(SHOWN_CHARS).collect();

@@ -24,6 +24,7 @@ mod foreign_pods;
 mod leaving;
 mod numbers;
 mod ownership;
+mod sharing;
 mod target;
 mod tls;
 

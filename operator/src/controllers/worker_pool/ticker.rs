@@ -118,6 +118,7 @@ fn fingerprint(shared: &PoolContext, pool: &WorkerPool, snapshot: Option<&RelayS
     let provider = fetch::provider(&shared.caches, pool);
     format!("{provider:?}").hash(&mut hasher);
     fetch::tls_secret(&shared.caches, pool).hash(&mut hasher);
+    fetch::relay_name(&shared.caches, pool).hash(&mut hasher);
     match Workers::of(&pool.name_any(), snapshot) {
         // Only then does the pool show the Provider's problem.
         Workers::Unknown => (0_u8, fetch::provider_problem(&shared.caches, pool)).hash(&mut hasher),

@@ -25,6 +25,14 @@ pub struct ProviderStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 1024))]
     pub worker_endpoint: Option<String>,
+    /// Provider whose relay serves this one: its own name, or that of another Provider, with its namespace if that differs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 256))]
+    pub relay: Option<String>,
+    /// Name of this Provider at that relay, for the header x-modelrelay-provider and for workers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 256))]
+    pub name_at_relay: Option<String>,
     /// Secret that workers present.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub worker_secret: Option<WorkerSecretStatus>,

@@ -53,6 +53,7 @@ fn built(spec: Value, pools: &[std::sync::Arc<WorkerPool>], plan: &Plan, default
         plan,
         salt: &salt,
         admin_token: valid.spec.relay.admin_token_secret_ref.is_none().then_some(&token),
+        sharers: &[],
         has_api_keys: false,
         holds_api_keys: false,
     };

@@ -49,6 +49,8 @@ fn reported(relays: &[(&str, &str)]) -> Arc<RelaySnapshot> {
 fn serving() -> ClusterView {
     ClusterView {
         reviewers: BTreeSet::new(),
+        relay: Ok(None),
+        sharers: Vec::new(),
         relay_pods: vec![pod("a", true)],
         deployment: Some(deployment(1, 1)),
         pools: Vec::new(),
@@ -100,6 +102,8 @@ fn relay_with_applied_configuration_serves() {
 #[test]
 fn first_pass_sets_every_condition() {
     let view = ClusterView {
+        relay: Ok(None),
+        sharers: Vec::new(),
         relay_pods: Vec::new(),
         deployment: None,
         pools: Vec::new(),

@@ -25,9 +25,12 @@ fn judged(spec: &Value) -> Judged {
 
 /// Parses the file that a pool gets with the worker's own parser.
 fn parsed_by_worker(spec: &Value) -> Result<Settings, String> {
-    let config_map =
-        worker_config::config_map(&testing::pool(spec), &testing::defaults(), &worker_config::RelayTransport::Plain)
-            .value;
+    let config_map = worker_config::config_map(
+        &testing::pool(spec),
+        &testing::defaults(),
+        &testing::relay(worker_config::RelayTransport::Plain),
+    )
+    .value;
     let mut file = tempfile::NamedTempFile::new().unwrap();
     file.write_all(config_map["data"]["worker.yaml"].as_str().unwrap().as_bytes()).unwrap();
     let args = Args { config: Some(file.path().to_owned()), ..Args::default() };

@@ -1,0 +1,107 @@
+//! Decides which relay serves a Provider, and under which name.
+//!
+//! A Provider with `relayRef` has no relay of its own: it is one more provider in the configuration of the named
+//! Provider's relay. That Provider's namespace owns the address, so it decides which other namespaces may be served
+//! there (`relay.sharedWith`).
+
+use kube::ResourceExt;
+
+use crate::crd::Provider;
+use crate::resources::names::ObjectKey;
+
+/// The maximum number of Providers that refer to one relay. Their entries share one Secret of 1 MiB.
+pub const MAX_SHARERS: usize = 32;
+
+/// The reason that the named Provider's relay does not serve a Provider.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SharingError {
+    /// There is no such Provider.
+    #[error(
+        "spec.relayRef: Provider {1} does not exist in namespace {0}, or this operator manages the two namespaces separately (watchNamespaces)"
+    )]
+    NotFound(String, String),
+    /// It refers to another one itself.
+    #[error(
+        "spec.relayRef: Provider {1} of namespace {0} has no relay of its own: name the Provider that owns the relay"
+    )]
+    Chained(String, String),
+    /// Its namespace has not allowed it.
+    #[error("spec.relayRef: Provider {1} of namespace {0} does not list this Provider in spec.relay.sharedWith")]
+    NotGranted(String, String),
+    /// It is being deleted.
+    #[error("spec.relayRef: Provider {1} of namespace {0} is being deleted")]
+    Deleting(String, String),
+    /// It serves as many as it can.
+    #[error("spec.relayRef: {MAX_SHARERS} older Providers refer to Provider {1} of namespace {0}, which is the limit")]
+    Full(String, String),
+}
+
+/// Returns namespace and name of a Provider.
+pub fn key(provider: &Provider) -> ObjectKey {
+    (provider.namespace().unwrap_or_default(), provider.name_any())
+}
+
+/// Returns namespace and name of the Provider whose relay serves this one: its own, unless it refers to another.
+pub fn relay_key(provider: &Provider) -> ObjectKey {
+    let (namespace, name) = key(provider);
+    match &provider.spec.relay_ref {
+        Some(relay) => (relay.namespace.clone().unwrap_or(namespace), relay.name.clone()),
+        None => (namespace, name),
+    }
+}
+
+/// Returns the name by which a relay knows a Provider: its own, with its namespace if that is not the relay's. Names of Providers
+/// contain no periods, so no two Providers have the same name at a relay.
+pub fn name_at_relay(provider: &Provider) -> String {
+    let (namespace, name) = key(provider);
+    if relay_key(provider).0 == namespace { name } else { format!("{name}.{namespace}") }
+}
+
+/// Checks that the relay of `owner`, the Provider that this one names, may serve it.
+pub fn check(provider: &Provider, owner: Option<&Provider>) -> Result<(), SharingError> {
+    let (namespace, name) = relay_key(provider);
+    let Some(owner) = owner else { return Err(SharingError::NotFound(namespace, name)) };
+    if owner.spec.relay_ref.is_some() {
+        return Err(SharingError::Chained(namespace, name));
+    }
+    if !is_granted(provider, owner) {
+        return Err(SharingError::NotGranted(namespace, name));
+    }
+    if owner.metadata.deletion_timestamp.is_some() {
+        return Err(SharingError::Deleting(namespace, name));
+    }
+    Ok(())
+}
+
+fn is_granted(provider: &Provider, owner: &Provider) -> bool {
+    let (namespace, name) = key(provider);
+    let lists = |grant: &crate::crd::provider::SharedWith| {
+        grant.namespace == namespace && (grant.provider.is_empty() || grant.provider == name)
+    };
+    owner.namespace().unwrap_or_default() == namespace || owner.spec.relay.shared_with.iter().any(lists)
+}
+
+/// Returns the Providers that refer to `owner` and may, in the order of its relay's configuration: those of its own
+/// namespace first. If there are too many, the oldest ones are served.
+pub fn sharers<P: AsRef<Provider> + Clone>(owner: &Provider, all: &[P]) -> Vec<P> {
+    let relay = key(owner);
+    let refers = |provider: &&P| {
+        let provider = provider.as_ref();
+        provider.spec.relay_ref.is_some()
+            && provider.metadata.deletion_timestamp.is_none()
+            && relay_key(provider) == relay
+            && check(provider, Some(owner)).is_ok()
+    };
+    let mut sharers: Vec<P> = all.iter().filter(refers).cloned().collect();
+    let age = |provider: &Provider| (provider.metadata.creation_timestamp.as_ref().map(|made| made.0), key(provider));
+    sharers.sort_by_cached_key(|provider| age(provider.as_ref()));
+    sharers.truncate(MAX_SHARERS);
+    sharers.sort_by_cached_key(|provider| {
+        let key = key(provider.as_ref());
+        (key.0 != relay.0, key)
+    });
+    sharers
+}
+
+#[cfg(test)]
+mod tests;

@@ -105,9 +105,37 @@ async fn provider_errors_are_rejected_with_their_field() {
             "the names of tenants must be unique",
         ),
         (provider("p", &json!({"relay": {"tenants": [{"namespace": "a"}]}})), "tenants need requireApiKeys: true"),
+        (provider("p", &json!({"relayRef": {"namespace": "a"}})), "spec.relayRef.name: Required value"),
+        (provider("p", &json!({"relayRef": {"name": "Q"}})), "spec.relayRef.name"),
+        (provider("p", &json!({"relay": {"sharedWith": [{"namespace": "a"}, {"namespace": "a"}]}})), "Duplicate value"),
     ];
     for (resource, words) in cases {
         assert_refused(&namespace, resource, words).await;
+    }
+}
+
+#[tokio::test]
+async fn provider_has_own_relay_or_refers_to_one() {
+    let cluster = Cluster::connect().await;
+    let namespace = cluster.namespace("admit").await;
+    let referring = |relay: &Value| provider("p", &json!({"relayRef": {"name": "front"}, "relay": relay}));
+    assert_taken(&namespace, referring(&json!({}))).await;
+    let settings = [
+        json!({"replicas": 2}),
+        json!({"requireApiKeys": true}),
+        json!({"tls": {"secretName": "s"}}),
+        json!({"sharedWith": [{"namespace": "a"}]}),
+        json!({"service": {"type": "LoadBalancer"}}),
+        json!({"networkPolicy": {"enabled": false}}),
+        json!({"resources": {"limits": {"cpu": "1"}}}),
+        json!({"podTemplate": {"labels": {"a": "b"}}}),
+    ];
+    for relay in settings {
+        assert_refused(&namespace, referring(&relay), "spec.relay must be omitted with spec.relayRef").await;
+    }
+    namespace.apply(&[provider("own", &json!({})), provider("p", &json!({"relayRef": {"name": "front"}}))]).await;
+    for (name, spec) in [("own", json!({"relayRef": {"name": "front"}})), ("p", json!({"relayRef": {"name": "own"}}))] {
+        assert_refused(&namespace, provider(name, &spec), "spec.relayRef cannot be added, changed or removed").await;
     }
 }
 

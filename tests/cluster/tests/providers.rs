@@ -8,4 +8,5 @@ mod life;
 mod objects;
 mod serving;
 mod setup;
+mod sharing;
 mod tenants;

@@ -43,15 +43,16 @@ build_for() {
 # this machine's own processor, so that build scripts and macros are not linked statically.
 static_settings() {
   local name=${1//-/_}
-  echo "CARGO_TARGET_${name^^}_RUSTFLAGS=-C target-feature=+crt-static -C strip=debuginfo$(remapped_paths)"
+  echo "CARGO_TARGET_${name^^}_RUSTFLAGS=-C target-feature=+crt-static -C strip=debuginfo${REPEATABLE:+$(remapped_paths)}"
   # Stripped anyway, and a tenth of the time that compiling takes.
   echo CARGO_PROFILE_RELEASE_DEBUG=none
   [ "$1" = "$(host)" ] || echo "CARGO_TARGET_${name^^}_LINKER=${1%%-*}-linux-gnu-gcc"
   page_size "$1"
 }
 
-# Prints rustc's options that keep this machine's paths out of a program, so that it is the same wherever it is built. The
-# last option that matches a path applies. cargo splits them at spaces, so paths with one are kept.
+# Prints rustc's options that keep this machine's paths out of a program, so that it is the same wherever it is built. Set
+# REPEATABLE for releases only: with these options, a clone in another folder compiles every library again. The last
+# option that matches a path applies. cargo splits them at spaces, so paths with one are kept.
 remapped_paths() {
   local toolchain from to
   toolchain=$(rustc -vV | sed -n 's/^commit-hash: //p')

@@ -99,7 +99,9 @@ async fn fill_secret(namespace: &Namespace, folder: &Path) {
 async fn publish(release: &Release, folder: &Path) {
     let authority = std::fs::read(folder.join("ca.crt")).expect("openssl wrote it");
     let bundle = k8s_openapi::ByteString(authority);
-    let patch = json!([{"op": "add", "path": "/webhooks/0/clientConfig/caBundle", "value": bundle}]);
+    let patch =
+        |webhook| json!({"op": "add", "path": format!("/webhooks/{webhook}/clientConfig/caBundle"), "value": bundle});
+    let patch = json!([patch(0), patch(1)]);
     let name = format!("{}.{}", release.operator(), release.namespace.name);
     let command = release.namespace.kubectl(&format!("patch mutatingwebhookconfiguration {name} --type json --patch"));
     command.arg(patch.to_string()).await;

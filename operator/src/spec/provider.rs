@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use kube::ResourceExt;
 use modelrelay_protocol::limits::MAX_MODEL_CHARS;
-use modelrelay_protocol::names::is_unprintable;
+use modelrelay_protocol::names::{is_model_name, is_unprintable};
 use serde_json::{Map, Value, json};
 use tracing_subscriber::EnvFilter;
 
@@ -187,17 +187,12 @@ fn meant(place: &str, model: &str, catalogue: Option<&HashSet<&str>>, problems: 
 fn model_name<'a>(place: &str, name: &'a str, seen: &mut HashSet<&'a str>, problems: &mut Vec<String>) {
     if !is_model_name(name) {
         problems.push(format!(
-            "spec.{place}: {name:?} is not allowed: use 1 to {MAX_MODEL_CHARS} characters, without control characters, leading or \
+            "spec.{place}: {name:?} is not allowed: use 1 to {MAX_MODEL_CHARS} characters, without invisible characters, leading or \
              trailing spaces"
         ));
     } else if !seen.insert(name) {
         problems.push(format!("spec.{place}: {name:?} is a duplicate: use each id and alias once"));
     }
-}
-
-fn is_model_name(name: &str) -> bool {
-    let length = name.chars().count();
-    (1..=MAX_MODEL_CHARS).contains(&length) && name.trim() == name && !name.chars().any(char::is_control)
 }
 
 fn queue(spec: &ProviderSpec, problems: &mut Vec<String>) {

@@ -194,6 +194,8 @@ pub(super) async fn sharer_secrets(
     Ok(reader.own_secret(&names::relay(name)).await?.as_ref().and_then(relay_side))
 }
 
+/// Returns a time that somebody may have edited. A relay reads none before 1970.
 fn time(secret: &Secret, annotation: &str) -> Option<Timestamp> {
-    secret.annotations().get(annotation)?.parse().ok()
+    let time = secret.annotations().get(annotation)?.parse::<Timestamp>().ok()?;
+    Some(time.max(Timestamp::UNIX_EPOCH))
 }

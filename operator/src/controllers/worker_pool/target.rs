@@ -4,10 +4,11 @@
 //! target changes when the pool is deleted. The reconciler reads the number every [`INTERVAL`], because no watch
 //! reports StatefulSets. The ticker writes it, after it has checked that the number is still the one it decided on.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use k8s_openapi::api::apps::v1::{Deployment, StatefulSet};
 use k8s_openapi::api::autoscaling::v1::Scale;
+use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use kube::api::{Api, DynamicObject, Patch, PatchParams};
 use kube::core::ApiResource;
@@ -15,6 +16,7 @@ use serde_json::json;
 
 use super::rivals::Rival;
 use super::rollout::Rollout;
+use super::writers::Writers;
 use super::{PoolContext, ReconcileError, claims};
 use crate::cluster::apply::ApplyError;
 use crate::crd::WorkerPool;
@@ -30,6 +32,8 @@ pub(super) const INTERVAL: Duration = Duration::from_secs(10);
 pub struct TargetState {
     /// The last observation; `None` while the target cannot be scaled.
     observed: Option<ObservedTarget>,
+    /// The target that was last observed.
+    last: Option<TargetRef>,
     /// The target whose scale the API server did not permit to write.
     refused: Option<TargetRef>,
     /// The number of writes that began or ended. A read that overlaps with one may be outdated.
@@ -41,6 +45,8 @@ pub struct TargetState {
 struct ObservedTarget {
     target: TargetRef,
     replicas: i32,
+    /// The number of Pods that exist.
+    running: i32,
     /// The number of a write that failed without a response: it may have succeeded.
     unconfirmed: Option<i32>,
 }
@@ -52,10 +58,16 @@ impl TargetState {
         Some((observed.replicas, observed.unconfirmed))
     }
 
-    fn observe(&mut self, target: &TargetRef, replicas: i32) {
+    /// Returns the number of Pods of the target that exist.
+    pub fn running(&self, target: &TargetRef) -> i32 {
+        self.observed.as_ref().filter(|observed| observed.target == *target).map_or(0, |observed| observed.running)
+    }
+
+    fn observe(&mut self, target: &TargetRef, scale: &Scale) {
         let unconfirmed = self.observed.take().filter(|observed| observed.target == *target);
         let unconfirmed = unconfirmed.and_then(|observed| observed.unconfirmed);
-        self.observed = Some(ObservedTarget { target: target.clone(), replicas, unconfirmed });
+        let running = scale.status.as_ref().map_or(0, |status| status.replicas);
+        self.observed = Some(ObservedTarget { target: target.clone(), replicas: wanted(scale), running, unconfirmed });
     }
 }
 
@@ -70,6 +82,18 @@ pub(super) enum TargetReading {
         /// The autoscaler that scales it instead.
         rival: Option<Rival>,
     },
+}
+
+/// True if a Pod is one of the target's.
+pub(super) fn has_pod(target: &TargetRef, pod: &Pod) -> bool {
+    let owner = pod.owner_references().iter().find(|owner| owner.controller == Some(true));
+    owner.is_some_and(|owner| match target.kind {
+        TargetKind::StatefulSet => owner.kind == "StatefulSet" && owner.name == target.name,
+        // Kubernetes names a ReplicaSet after its Deployment and the hash of its template, which its Pods have as a label.
+        TargetKind::Deployment => pod.labels().get("pod-template-hash").is_some_and(|hash| {
+            owner.kind == "ReplicaSet" && owner.name.strip_prefix(&target.name) == Some(&format!("-{hash}"))
+        }),
+    })
 }
 
 /// Reads the target, and remembers its number for the ticker.
@@ -114,7 +138,12 @@ pub(super) async fn reconcile(
     }
     shared.memory.with(pool, |entry| {
         if entry.target.writes == writes {
-            entry.target.observe(target, wanted(&scale));
+            if entry.target.last.replace(target.clone()).is_some_and(|last| last != *target) {
+                // The number of another workload is no write of somebody else, and begins its own delay.
+                entry.writers = Writers::default();
+                entry.history.begin_again(Instant::now());
+            }
+            entry.target.observe(target, &scale);
         }
     });
     Ok(TargetReading::There { rollout, rival: None })
@@ -140,7 +169,7 @@ pub(super) async fn write(
     let written = replace(&api, target, from, to).await;
     note(&|state| match &written {
         Ok(Some(scale)) => {
-            state.observe(target, wanted(scale));
+            state.observe(target, scale);
             state.observed.as_mut().map(|observed| observed.unconfirmed.take());
         }
         Ok(None) => state.observed = None,

@@ -176,7 +176,9 @@ fn is_stuck(pool: &WorkerPool) -> bool {
 
 fn sharer(shared: &PoolContext, snapshot: &RelaySnapshot, pool: &WorkerPool) -> Sharer {
     let name = pool.name_any();
-    let places = match config(pool) {
+    // A target that cannot be scaled has the room of its workers, and keeps no other pool asleep.
+    let grows = pool.spec.target().is_none() || current(shared, pool).is_some();
+    let places = match config(pool).filter(|_| grows) {
         Some(config) => vec![growing(snapshot, pool, &config)],
         None => snapshot.workers_of(&name).filter(|worker| !worker.draining).map(free).collect(),
     };
@@ -269,7 +271,18 @@ fn evaluate(
             && entry.scale_after.is_none_or(|after| after <= now);
         may_write.then_some(decision)
     })?;
+    if decision.replicas < current && has_other_pods(shared, pool) {
+        return None;
+    }
     (decision.replicas != current).then(|| Change { pool: pool.clone(), from: current, decision, load })
+}
+
+/// True if the pool's target has Pods that are not the pool's: they may serve requests that no relay reports.
+fn has_other_pods(shared: &PoolContext, pool: &WorkerPool) -> bool {
+    let Some(target) = pool.spec.target() else { return false };
+    let own = fetch::pods(&shared.caches, pool).iter().filter(|pod| target::has_pod(target, pod)).count();
+    let running = shared.memory.with(pool, |entry| entry.target.running(target));
+    usize::try_from(running).is_ok_and(|running| own < running)
 }
 
 /// Writes the number; returns the generation of the pool afterwards, or `None` if another change came first.

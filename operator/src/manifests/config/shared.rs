@@ -31,10 +31,15 @@ impl SharedEntry {
         // Names contain no period before their own, and keys none at all, so no two entries have the same key.
         let prefix = format!("{name}.");
         let yaml = provider_yaml(provider, name, &prefix, &secrets.previous);
+        let mut yaml = serde_yaml::to_value(yaml).unwrap_or_default();
+        if let Some(fields) = yaml.as_mapping_mut() {
+            // At a shared address these would receive requests that name no model, or none that is known: the owner's.
+            ["defaultModel", "fallbackModel"].iter().for_each(|field| _ = fields.remove(*field));
+        }
         let entries = secret_entries(&secrets.current, &secrets.previous);
         Self {
             name: name.to_owned(),
-            yaml: serde_yaml::to_value(yaml).unwrap_or_default(),
+            yaml,
             secrets: entries.into_iter().map(|(key, value)| (format!("{prefix}{key}"), Secret::new(value))).collect(),
         }
     }

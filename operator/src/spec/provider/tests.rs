@@ -31,6 +31,8 @@ fn each_refusal_names_its_field() {
         (json!({"aliases": {"a": "b"}, "defaultModel": " b"}), "spec.defaultModel: \" b\" is not allowed"),
         (json!({"models": [{"id": " a"}]}), "spec.models[0].id: \" a\" is not allowed"),
         (json!({"models": [{"id": "a\u{7}"}]}), "spec.models[0].id: "),
+        // The relay rejects it too, with the configuration of every Provider in it.
+        (json!({"models": [{"id": "a\u{200b}b"}]}), "spec.models[0].id: "),
         (
             json!({"relay": {"tenants": [{"namespace": "a", "weight": 1.25}, {"namespace": "b", "weight": 1.255}]}}),
             "spec.relay.tenants[1].weight: 1.255 is not allowed: use 0.01 to 100, with at most two decimals",

@@ -105,7 +105,13 @@ pub fn decide_selected(
             }));
         }
         AdmissionDecision::Gated { pod, .. } => mark_selected(pod, &name),
-        AdmissionDecision::Unchanged(_) | AdmissionDecision::Refused(_) => {}
+        // Whoever created the Pod did not ask for a worker.
+        AdmissionDecision::Refused(why) => {
+            let namespace = first.namespace();
+            tracing::warn!(namespace, workerpool = name, %why, "admitted a selected Pod without a worker");
+            decision = AdmissionDecision::Unchanged("the pool that selects it cannot give it a worker");
+        }
+        AdmissionDecision::Unchanged(_) => {}
     }
     decision
 }

@@ -46,6 +46,19 @@ impl Scene {
         self.server.lock().unwrap().objects.insert(path.to_owned(), object);
     }
 
+    /// Adds Pods of the target that are the pool's.
+    fn put_pods(&mut self, kind: &str, pods: usize) {
+        let (owner, name) = if kind == "Deployment" { ("ReplicaSet", "vllm-1f") } else { ("StatefulSet", "vllm") };
+        for pod in 0..pods {
+            let owner = json!({"apiVersion": "apps/v1", "kind": owner, "name": name, "uid": "o", "controller": true});
+            let pod = json!({"metadata": {
+                "name": format!("vllm-{pod}"), "namespace": "llm", "ownerReferences": [owner],
+                "labels": {"modelrelay.io/pool": "llama", "pod-template-hash": "1f"},
+            }});
+            self.pods.apply_watcher_event(&watcher::Event::Apply(serde_json::from_value(pod).unwrap()));
+        }
+    }
+
     fn number(&self, path: &str) -> Value {
         self.server.lock().unwrap().objects[path]["spec"]["replicas"].clone()
     }
@@ -76,7 +89,7 @@ impl Scene {
 #[tokio::test]
 async fn target_is_scaled_from_zero_and_back() {
     for (kind, path) in [("StatefulSet", STATEFUL_SET), ("Deployment", DEPLOYMENT)] {
-        let scene = scene(kind, 0);
+        let mut scene = scene(kind, 0);
         let start = Instant::now();
         scene.waiting(5);
         scene.tick(start).await;
@@ -86,6 +99,7 @@ async fn target_is_scaled_from_zero_and_back() {
         scene.writes();
         scene.tick(start).await;
         assert_eq!((scene.number(path), scene.writes()), (json!(2), written(&[&format!("{path}/scale")])));
+        scene.put_pods(kind, 2);
         scene.waiting(0);
         for second in (10..=70).step_by(10) {
             scene.tick(start + Duration::from_secs(second)).await;
@@ -94,6 +108,26 @@ async fn target_is_scaled_from_zero_and_back() {
         let events = scene.events();
         assert!(["ScaledUp", "ScaledDown"].iter().all(|one| events.contains(&(*one).to_owned())), "{events:?}");
         assert_eq!(scene.pool().spec.replicas, None, "the pool does not repeat the number");
+    }
+}
+
+#[tokio::test]
+async fn target_with_other_pods_is_not_lowered() {
+    for kind in ["StatefulSet", "Deployment"] {
+        let mut scene = scene(kind, 3);
+        let path = if kind == "Deployment" { DEPLOYMENT } else { STATEFUL_SET };
+        let start = Instant::now();
+        scene.waiting(0);
+        // One of three has no worker, and may serve requests that no relay reports.
+        scene.put_pods(kind, 2);
+        scene.reconcile().await.unwrap();
+        for second in (0..=130).step_by(10) {
+            scene.tick(start + Duration::from_secs(second)).await;
+        }
+        assert_eq!(scene.number(path), 3);
+        scene.put_pods(kind, 3);
+        scene.tick(start + Duration::from_secs(140)).await;
+        assert_eq!(scene.number(path), 0);
     }
 }
 
@@ -170,7 +204,8 @@ async fn autoscaled_deployment_is_left_to_its_autoscaler() {
 
 #[tokio::test]
 async fn external_number_is_not_overwritten_or_lowered() {
-    let scene = scene("StatefulSet", 0);
+    let mut scene = scene("StatefulSet", 0);
+    scene.put_pods("StatefulSet", 3);
     let start = Instant::now();
     scene.waiting(1);
     scene.reconcile().await.unwrap();

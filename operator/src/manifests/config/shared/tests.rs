@@ -68,6 +68,14 @@ fn written_configuration_is_read_back_unchanged() {
 }
 
 #[test]
+fn sharer_receives_no_request_without_its_models() {
+    let settings = json!({"models": [{"id": "m"}], "defaultModel": "m", "fallbackModel": "m"});
+    let entry = SharedEntry::of(&valid("chat", &settings), "chat", &secrets("a"));
+    assert_eq!((entry.yaml.get("defaultModel"), entry.yaml.get("fallbackModel")), (None, None));
+    assert!(entry.yaml.get("models").is_some());
+}
+
+#[test]
 fn entries_of_all_sharers_fit_into_secret() {
     const SECRET_BYTES: usize = 1 << 20;
     const { assert!(MAX_ENTRY_BYTES * crate::spec::sharing::MAX_SHARERS <= SECRET_BYTES * 3 / 4) };

@@ -66,3 +66,12 @@ fn exempt_pod_is_not_selected() {
     pod["metadata"]["labels"]["ray.io/node-type"] = json!("worker");
     assert_eq!(selected(&pod, &[selecting("a", 0, &json!({}))]), AdmissionDecision::Unchanged("a Ray worker"));
 }
+
+#[test]
+fn selected_pod_without_backend_container_is_unchanged() {
+    let pool = selecting("a", 0, &json!({"backend": {"container": "vllm"}}));
+    let mut router = unlabelled();
+    router["spec"]["containers"][0]["name"] = json!("router");
+    let why = "the pool that selects it cannot give it a worker";
+    assert_eq!(selected(&router, &[pool]), AdmissionDecision::Unchanged(why));
+}

@@ -168,7 +168,6 @@ async fn waiting_request_wakes_pool_at_zero() {
 
 #[tokio::test]
 async fn waiting_request_wakes_stateful_set_of_another_owner() {
-    let namespace = Cluster::connect().await.namespace("scaling").await;
     let template = json!({
         "metadata": {"labels": {"app": "theirs", "modelrelay.io/pool": "adopter"}},
         "spec": {"automountServiceAccountToken": false, "containers": [demo_container()]},
@@ -184,9 +183,7 @@ async fn waiting_request_wakes_stateful_set_of_another_owner() {
     let spec = json!({
         "provider": "local", "models": [DEMO_MODEL], "backend": {"port": 8000}, "shutdownTimeout": "10s", "scaling": scaling,
     });
-    namespace.apply(&[provider("local", &json!({})), worker_pool("adopter", &spec)]).await;
-    let pools = namespace.custom("modelrelay.io/v1alpha1", "WorkerPool");
-    let scene = Scene { namespace, pools, pool: "adopter" };
+    let scene = Scene::of("adopter", json!({}), spec).await;
     scene.condition("Stalled", "True", "TargetNotFound").await;
     scene.namespace.apply(&[stateful_set]).await;
     scene.condition("Ready", "True", "ScaledToZero").await;

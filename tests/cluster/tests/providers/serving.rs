@@ -56,17 +56,17 @@ async fn every_column_of_both_kinds_is_correct() {
     setup.condition("Ready", "True").await;
     setup.connected().await;
     let header = table(&setup, "get prov").await.swap_remove(0);
-    assert_eq!(header, ["NAME", "READY", "ENDPOINT", "WORKERS", "MODELS", "QUEUED", "IN-FLIGHT", "AGE"]);
+    assert_eq!(header, ["NAME", "READY", "ENDPOINT", "RELAY", "WORKERS", "MODELS", "QUEUED", "IN-FLIGHT", "AGE"]);
     let header = table(&setup, "get wp").await.swap_remove(0);
     assert_eq!(header, ["NAME", "READY", "PROVIDER", "MODE", "PODS", "CONNECTED", "MODELS", "AGE"]);
     let endpoint = format!("http://local.{}.svc/v1", setup.namespace.name);
-    wait_for_row(&setup, "get prov", &[LOCAL, "True", &endpoint, "1", "1", "0", "0"]).await;
+    wait_for_row(&setup, "get prov", &[LOCAL, "True", &endpoint, LOCAL, "1", "1", "0", "0"]).await;
     wait_for_row(&setup, "get wp", &["llama", "True", LOCAL, "Template", "1", "1", "1"]).await;
     // At any time, one request runs and two wait.
     let traffic = Traffic::to(setup.namespace.service_address(LOCAL).await).streams(3).words(80).start();
-    wait_for_row(&setup, "get prov", &[LOCAL, "True", &endpoint, "1", "1", "2", "1"]).await;
+    wait_for_row(&setup, "get prov", &[LOCAL, "True", &endpoint, LOCAL, "1", "1", "2", "1"]).await;
     traffic.finish().await.expect_all_answered();
-    wait_for_row(&setup, "get prov", &[LOCAL, "True", &endpoint, "1", "1", "0", "0"]).await;
+    wait_for_row(&setup, "get prov", &[LOCAL, "True", &endpoint, LOCAL, "1", "1", "0", "0"]).await;
 }
 
 #[tokio::test]

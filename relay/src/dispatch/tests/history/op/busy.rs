@@ -1,4 +1,5 @@
-//! A history with few, small workers and a long queue that is served quickly: requests overtake each other.
+//! A history with few, small workers and a long queue that is served quickly: requests overtake each other. In a third of
+//! the histories the workers are larger and often have room, so that a conversation also leaves a home that has room.
 
 use std::time::Duration;
 
@@ -9,9 +10,23 @@ use super::{CONVERSATIONS, Kind, Op, OwnerOp, any_index, begin, cached};
 use crate::dispatch::tests::harness::settings;
 use crate::dispatch::{AttemptFailure, CancelReason, Class, Placement, Settings};
 
+/// What holds in all of a history.
+#[derive(Clone, Copy, Debug)]
+struct Conditions {
+    placement: Placement,
+    has_room: bool,
+    /// True if nothing is found in caches, so that workers lose trust.
+    forgets: bool,
+}
+
 pub(super) fn history(kind: Kind) -> impl Strategy<Value = (Settings, Vec<Op>)> {
-    let joins = vec(join(), 2..4);
-    (prop::sample::select(vec![2, 10, 100]), joins, vec(op(kind), 60..240)).prop_map(|(max_homes, mut ops, rest)| {
+    let placement = prop_oneof![2 => Just(Placement::Cache), 1 => Just(Placement::LeastLoad)];
+    let conditions = (placement, prop::bool::weighted(0.33), prop::bool::weighted(0.25))
+        .prop_map(|(placement, has_room, forgets)| Conditions { placement, has_room, forgets });
+    let parts = conditions.prop_flat_map(move |it| {
+        (Just(it), prop::sample::select(vec![2, 10, 100]), vec(join(it), 2..4), vec(op(kind, it), 60..240))
+    });
+    parts.prop_map(|(conditions, max_homes, mut ops, rest)| {
         ops.extend(rest);
         let long = Duration::from_secs(300);
         let settings = Settings {
@@ -19,7 +34,7 @@ pub(super) fn history(kind: Kind) -> impl Strategy<Value = (Settings, Vec<Op>)> 
             max_queue_bytes: 10_000,
             queue_timeout: long,
             request_timeout: long,
-            placement: Placement::Cache,
+            placement: conditions.placement,
             max_homes,
             ..settings()
         };
@@ -27,8 +42,9 @@ pub(super) fn history(kind: Kind) -> impl Strategy<Value = (Settings, Vec<Op>)> 
     })
 }
 
-fn join() -> impl Strategy<Value = Op> {
-    (1..3_u32, 0..3_u8).prop_map(|(max_concurrent, process)| Op::Join {
+fn join(conditions: Conditions) -> impl Strategy<Value = Op> {
+    let sizes = if conditions.has_room { 2..5_u32 } else { 1..3 };
+    (sizes, 0..3_u8).prop_map(|(max_concurrent, process)| Op::Join {
         models: 1,
         max_concurrent,
         load: 0,
@@ -39,7 +55,7 @@ fn join() -> impl Strategy<Value = Op> {
     })
 }
 
-fn op(kind: Kind) -> impl Strategy<Value = Op> {
+fn op(kind: Kind, conditions: Conditions) -> impl Strategy<Value = Op> {
     let conversation = prop::option::weighted(0.9, 0..CONVERSATIONS);
     let pin = prop::option::weighted(0.05, any_index());
     let owner = kind.draw_shared((0..2_u8).prop_map(|key| OwnerOp { key, weight: 100, class: Class::Normal }));
@@ -53,7 +69,8 @@ fn op(kind: Kind) -> impl Strategy<Value = Op> {
         conversation,
         owner,
     });
-    let complete = (any_index(), prop::option::of(cached())).prop_map(|(request, cached)| Op::Complete {
+    let cached = if conditions.forgets { Just(0).boxed() } else { cached().boxed() };
+    let complete = (any_index(), prop::option::of(cached)).prop_map(|(request, cached)| Op::Complete {
         request,
         cached,
         used: None,
@@ -61,7 +78,7 @@ fn op(kind: Kind) -> impl Strategy<Value = Op> {
     let reason = CancelReason::ClientDisconnect;
     prop_oneof![
         24 => submit,
-        20 => complete,
+        if conditions.has_room { 30 } else { 20 } => complete,
         6 => begin(),
         2 => any_index().prop_map(|request| Op::Fail { request, failure: AttemptFailure::SeveredBySwap }),
         1 => any_index().prop_map(move |request| Op::Cancel { request, reason }),

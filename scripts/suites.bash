@@ -111,7 +111,8 @@ suite_unit() {
 }
 
 # Random histories of the two pure cores, and of a slot with its driver, many more than in the unit tests, and every
-# history of small worlds with one slot. Each prints its number of transitions. These lines are counted, because a filter that matches no test passes too.
+# history of small worlds with one slot. Each prints its number of transitions. These lines are counted, because a filter
+# that matches no test passes too.
 suite_histories() {
   MODELRELAY_HISTORY_TRANSITIONS=$HISTORY_TRANSITIONS run_tests histories --success-output final \
     -E 'test(/dispatch::tests::history/) | (package(modelrelay-multiplexer) & test(/^(machine::tests::history|actor::tests::world)/))' 2>&1 |

@@ -111,9 +111,9 @@ impl Caches {
         let (namespace, name) = sharing::relay_key(provider);
         let owner = self.providers.get(&ObjectRef::new(&name).within(&namespace));
         sharing::check(provider, owner.as_deref())?;
-        let Some(owner) = owner else { return Err(SharingError::NotFound(namespace, name)) };
-        let is_served = self.sharers(&owner).iter().any(|other| sharing::key(other) == sharing::key(provider));
-        if is_served { Ok(Some(owner)) } else { Err(SharingError::Full(namespace, name)) }
+        let sharers = owner.as_deref().map(|owner| self.sharers(owner)).unwrap_or_default();
+        let is_served = sharers.iter().any(|other| sharing::key(other) == sharing::key(provider));
+        if is_served { Ok(owner) } else { Err(SharingError::Full(namespace, name)) }
     }
 
     /// Returns the other Providers that a Provider's relay serves.

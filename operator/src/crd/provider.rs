@@ -48,7 +48,7 @@ pub use status::{ProviderStatus, UsageStatus, WorkerSecretStatus};
     validation = Rule::new("!self.metadata.name.endsWith('-workers')")
         .message("names that end in -workers are reserved for the Services for workers")
         .reason(Reason::FieldValueInvalid),
-    // The API server adds the defaults of relay, so that they cannot be told from a relay section that repeats them.
+    // The API server adds the defaults of relay, so a relay section that repeats them looks the same.
     validation = Rule::new(RELAY_HAS_DEFAULTS)
         .message("spec.relay must be omitted with spec.relayRef: the named Provider owns replicas, TLS, API keys and Service")
         .reason(Reason::FieldValueInvalid),

@@ -28,7 +28,7 @@ pub(super) struct RelayState {
     providers: Vec<ReportedProvider>,
 }
 
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Debug, Deserialize)]
 struct ReportedProvider {
     name: String,
     #[serde(default)]
@@ -44,7 +44,7 @@ struct ReportedProvider {
     workers: Vec<WorkerState>,
 }
 
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Debug, Deserialize)]
 struct ModelState {
     id: String,
     #[serde(default)]
@@ -53,7 +53,7 @@ struct ModelState {
     in_flight: u64,
 }
 
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Debug, Deserialize)]
 struct WorkerState {
     worker_id: String,
     #[serde(default)]
@@ -74,7 +74,7 @@ struct WorkerState {
 }
 
 /// A slot, with the relay's memory of its last failure.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Debug, Deserialize)]
 struct ReportedSlot {
     #[serde(flatten)]
     slot: Slot,
@@ -83,7 +83,7 @@ struct ReportedSlot {
     last_failure: Option<ReportedFailure>,
 }
 
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Debug, Deserialize)]
 struct ReportedFailure {
     model: String,
     code: Option<String>,
@@ -105,16 +105,16 @@ impl RelayState {
 
     /// Adds the state of the provider. `staying` collects the workers to which at least one relay may still dispatch.
     pub(super) fn add_to(&self, provider: &str, snapshot: &mut RelaySnapshot, staying: &mut HashSet<String>) {
-        for state in self.providers.iter().filter(|state| state.name == provider).cloned() {
+        for state in self.providers.iter().filter(|state| state.name == provider) {
             snapshot.queue_depth += state.queue_depth;
             snapshot.in_flight += state.in_flight;
             snapshot.usage = snapshot.usage.into_iter().chain(state.usage).reduce(UsageReport::plus);
-            for model in state.models {
-                let sum = snapshot.models.entry(model.id).or_default();
+            for model in &state.models {
+                let sum = snapshot.models.entry(model.id.clone()).or_default();
                 sum.waiting += model.waiting;
                 sum.in_flight += model.in_flight;
             }
-            for worker in state.workers {
+            for worker in &state.workers {
                 worker.add_to(snapshot, staying);
             }
         }
@@ -123,27 +123,27 @@ impl RelayState {
 
 impl WorkerState {
     /// Adds a worker. Workers of other programs state no instance; each of their connections is a worker of its own.
-    fn add_to(self, snapshot: &mut RelaySnapshot, staying: &mut HashSet<String>) {
-        let instance = self.instance_id.unwrap_or(self.worker_id);
+    fn add_to(&self, snapshot: &mut RelaySnapshot, staying: &mut HashSet<String>) {
+        let instance = self.instance_id.as_ref().unwrap_or(&self.worker_id);
         if !self.is_draining {
             staying.insert(instance.clone());
         }
-        let is_new = !snapshot.workers.contains_key(&instance);
-        let sum = snapshot.workers.entry(instance).or_default();
-        for model in self.models {
+        let is_new = !snapshot.workers.contains_key(instance);
+        let sum = snapshot.workers.entry(instance.clone()).or_default();
+        for model in &self.models {
             if sum.models.insert(model.clone()) {
-                snapshot.models.entry(model).or_default().workers += 1;
+                snapshot.models.entry(model.clone()).or_default().workers += 1;
             }
         }
         if is_new {
-            sum.name = self.worker_name;
-            sum.pool = self.pool;
+            sum.name.clone_from(&self.worker_name);
+            sum.pool.clone_from(&self.pool);
         }
         sum.max_concurrent = sum.max_concurrent.max(self.max_concurrent);
         sum.in_flight += self.in_flight_count;
         sum.links += 1;
         // Every relay receives the same reports, at slightly different times: the newest one is used.
-        let slots: Vec<SlotReport> = self.slots.into_iter().flatten().map(slot).collect();
+        let slots: Vec<SlotReport> = self.slots.iter().flatten().map(slot).collect();
         let began = |slots: &[SlotReport]| slots.iter().map(|slot| slot.since.0).max();
         let others = if began(&slots) > began(&sum.slots) { std::mem::replace(&mut sum.slots, slots) } else { slots };
         for other in others {
@@ -163,15 +163,15 @@ fn remember(slot: &mut SlotReport, last: LastFailure) {
     }
 }
 
-fn slot(seen: ReportedSlot) -> SlotReport {
+fn slot(seen: &ReportedSlot) -> SlotReport {
     let ReportedSlot { slot, last_failure } = seen;
-    let last_failure = last_failure.map(|last| LastFailure {
+    let last_failure = last_failure.as_ref().map(|last| LastFailure {
         failure: failure(&last.model, last.code.as_deref(), last.message.as_deref()),
         at: ago(last.age_ms),
     });
-    let failed = slot.models.into_iter().filter(|model| model.status == SlotModelStatus::Failed);
+    let failed = slot.models.iter().filter(|model| model.status == SlotModelStatus::Failed);
     // Machine-readable snapshots contain the message of only one failure per slot.
-    let with_words = |model: SlotModel| {
+    let with_words = |model: &SlotModel| {
         let current = failure(&model.id, model.code.as_deref(), model.message.as_deref());
         let last = last_failure.as_ref().map(|last| &last.failure);
         let known = last.filter(|last| (&last.model, &last.code) == (&current.model, &current.code));
@@ -180,8 +180,8 @@ fn slot(seen: ReportedSlot) -> SlotReport {
     SlotReport {
         id: shorten(&slot.id, MAX_SLOT_CHARS),
         state: state(slot.state),
-        resident: slot.resident.map(|model| shorten(&model, MAX_MODEL_CHARS)),
-        target: slot.target.map(|model| shorten(&model, MAX_MODEL_CHARS)),
+        resident: slot.resident.as_ref().map(|model| shorten(model, MAX_MODEL_CHARS)),
+        target: slot.target.as_ref().map(|model| shorten(model, MAX_MODEL_CHARS)),
         since: Since(ago(slot.since_ms)),
         failures: failed.map(with_words).collect(),
         last_failure,

@@ -2,8 +2,16 @@
 
 use std::collections::BTreeMap;
 
+use k8s_openapi::jiff::Timestamp;
+use kube::ResourceExt;
+
 /// The namespace and the name of an object.
 pub type ObjectKey = (String, String);
+
+/// Returns a key that orders objects by age; those of the same second are ordered by namespace and name.
+pub fn age(object: &impl ResourceExt) -> (Option<Timestamp>, Option<String>, String) {
+    (object.creation_timestamp().map(|made| made.0), object.namespace(), object.name_any())
+}
 
 /// Label of everything that belongs to a Provider: the Provider's name.
 pub const PROVIDER_LABEL: &str = "modelrelay.io/provider";

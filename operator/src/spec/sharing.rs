@@ -7,7 +7,7 @@
 use kube::ResourceExt;
 
 use crate::crd::Provider;
-use crate::resources::names::ObjectKey;
+use crate::resources::names::{self, ObjectKey};
 
 /// The maximum number of Providers that refer to one relay. Their entries share one Secret of 1 MiB.
 pub const MAX_SHARERS: usize = 32;
@@ -93,8 +93,7 @@ pub fn sharers<P: AsRef<Provider> + Clone>(owner: &Provider, all: &[P]) -> Vec<P
             && check(provider, Some(owner)).is_ok()
     };
     let mut sharers: Vec<P> = all.iter().filter(refers).cloned().collect();
-    let age = |provider: &Provider| (provider.metadata.creation_timestamp.as_ref().map(|made| made.0), key(provider));
-    sharers.sort_by_cached_key(|provider| age(provider.as_ref()));
+    sharers.sort_by_cached_key(|provider| names::age(provider.as_ref()));
     sharers.truncate(MAX_SHARERS);
     sharers.sort_by_cached_key(|provider| {
         let key = key(provider.as_ref());

@@ -200,31 +200,29 @@ pub(crate) fn api_message(error: &kube::Error) -> String {
 
 async fn lookup(client: &Client, namespace: &str, pool: &str) -> Result<Lookup, LookupError> {
     let api = Api::<WorkerPool>::namespaced(client.clone(), namespace);
-    let names = || (namespace.to_owned(), pool.to_owned());
-    match tokio::time::timeout(LOOKUP_TIMEOUT, api.get_opt(pool)).await {
-        Ok(Ok(Some(pool))) => Ok(Lookup::Found(Box::new(pool))),
-        Ok(Ok(None)) => Ok(Lookup::Missing),
-        Ok(Err(source)) => {
-            let (namespace, pool) = names();
-            Err(LookupError::Failed { namespace, pool, source: Box::new(source) })
-        }
-        Err(_) => {
-            let (namespace, pool) = names();
-            Err(LookupError::Timeout { namespace, pool })
-        }
-    }
+    let found = in_time(namespace, pool, api.get_opt(pool)).await?;
+    Ok(found.map_or(Lookup::Missing, |pool| Lookup::Found(Box::new(pool))))
 }
 
 /// Returns the pools of a namespace that can be parsed: another one must not block the Pods of all.
 async fn pools(client: &Client, namespace: &str) -> Result<Vec<WorkerPool>, LookupError> {
     let api = Api::<DeserializeGuard<WorkerPool>>::namespaced(client.clone(), namespace);
-    let names = || (namespace.to_owned(), ANY_POOL.to_owned());
-    match tokio::time::timeout(LOOKUP_TIMEOUT, api.list(&ListParams::default())).await {
-        Ok(Ok(pools)) => Ok(pools.items.into_iter().filter_map(|pool| pool.0.ok()).collect()),
-        Ok(Err(source)) => {
+    let pools = in_time(namespace, ANY_POOL, api.list(&ListParams::default())).await?;
+    Ok(pools.items.into_iter().filter_map(|pool| pool.0.ok()).collect())
+}
+
+/// Waits for a response of the API server, for [`LOOKUP_TIMEOUT`] at most.
+async fn in_time<T>(
+    namespace: &str,
+    pool: &str,
+    response: impl Future<Output = Result<T, kube::Error>>,
+) -> Result<T, LookupError> {
+    let names = || (namespace.to_owned(), pool.to_owned());
+    match tokio::time::timeout(LOOKUP_TIMEOUT, response).await {
+        Ok(response) => response.map_err(|source| {
             let (namespace, pool) = names();
-            Err(LookupError::Failed { namespace, pool, source: Box::new(source) })
-        }
+            LookupError::Failed { namespace, pool, source: Box::new(source) }
+        }),
         Err(_) => {
             let (namespace, pool) = names();
             Err(LookupError::Timeout { namespace, pool })

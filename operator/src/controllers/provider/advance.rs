@@ -80,7 +80,6 @@ pub(super) async fn advance(
     let has_service = memory.was_applied(&service);
     // A Service that was only modified still exists, even if applying it again failed; one that was deleted does not.
     let still_serves = kept.may_serve && (has_service || is_there(ctx, &service).await);
-    let own_refs_due = polls.then(|| now + SignedDuration::try_from(OWN_SECRET_INTERVAL).unwrap_or_default());
     let config_hash = applied.wrote_config.then_some(desired.config_hash).or(kept.config_hash);
     ProviderOutcome {
         generation,
@@ -101,9 +100,16 @@ pub(super) async fn advance(
         cold_models: valid.cold_models,
         ignores_expect_workers: valid.spec.relay.expect_workers && valid.scales_from_zero,
         events: if applied.failure.is_none() { plan.events } else { Vec::new() },
-        wake_at: [plan.wake_at, own_refs_due].into_iter().flatten().min(),
+        wake_at: next_pass(plan.wake_at, polls, now),
         failure: applied.failure,
     }
+}
+
+/// Returns the time of the next pass: that of the next step of a rotation, or [`OWN_SECRET_INTERVAL`] from now if this
+/// pass depends on something that no watch reports.
+pub(super) fn next_pass(step: Option<Timestamp>, polls: bool, now: Timestamp) -> Option<Timestamp> {
+    let poll = polls.then(|| now + SignedDuration::try_from(OWN_SECRET_INTERVAL).unwrap_or_default());
+    [step, poll].into_iter().flatten().min()
 }
 
 /// Returns the earlier results, which remain valid where a pass does not get as far.

@@ -179,22 +179,21 @@ fn applied_config(secret: &Secret) -> Option<AppliedConfig> {
 /// Returns the configuration of the relay that belongs to the Provider with this key.
 pub(super) async fn applied_config_of(
     client: &Client,
-    (namespace, name): &ObjectKey,
+    key: &ObjectKey,
 ) -> Result<Option<AppliedConfig>, SecretFetchError> {
-    let reader = Reader { api: Api::namespaced(client.clone(), namespace), name };
-    Ok(reader.own_secret(&names::relay(name)).await?.as_ref().and_then(applied_config))
+    Ok(relay_secret(client, key).await?.as_ref().and_then(applied_config))
 }
 
 /// Returns the worker secrets of a Provider that another one's relay serves.
-pub(super) async fn sharer_secrets(
-    client: &Client,
-    (namespace, name): &ObjectKey,
-) -> Result<Option<RelaySide>, SecretFetchError> {
-    let reader = Reader { api: Api::namespaced(client.clone(), namespace), name };
-    Ok(reader.own_secret(&names::relay(name)).await?.as_ref().and_then(relay_side))
+pub(super) async fn sharer_secrets(client: &Client, key: &ObjectKey) -> Result<Option<RelaySide>, SecretFetchError> {
+    Ok(relay_secret(client, key).await?.as_ref().and_then(relay_side))
 }
 
-/// Returns a time that somebody may have edited. A relay reads none before 1970.
+async fn relay_secret(client: &Client, (namespace, name): &ObjectKey) -> Result<Option<Secret>, SecretFetchError> {
+    Reader { api: Api::namespaced(client.clone(), namespace), name }.own_secret(&names::relay(name)).await
+}
+
+/// Returns a time that a user may have edited. A relay reads none before 1970.
 fn time(secret: &Secret, annotation: &str) -> Option<Timestamp> {
     let time = secret.annotations().get(annotation)?.parse::<Timestamp>().ok()?;
     Some(time.max(Timestamp::UNIX_EPOCH))

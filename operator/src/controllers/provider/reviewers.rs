@@ -38,20 +38,21 @@ pub(super) enum ReviewerError {
     Binding(#[source] ApplyError),
 }
 
-/// Returns the relays of a namespace whose Providers list ServiceAccounts or tenants: their own, or others that they serve.
+/// Returns the relays of a namespace that have tokens reviewed.
 pub(super) fn relays<P: AsRef<Provider> + Clone>(all: &[P], namespace: &str) -> BTreeSet<String> {
     let reviews = |provider: &&Provider| {
-        provider.metadata.namespace.as_deref() == Some(namespace)
-            && provider.metadata.deletion_timestamp.is_none()
-            && provider.spec.relay_ref.is_none()
-            && (provider.spec.reviews_tokens() || has_sharer_with_accounts(provider, all))
+        provider.metadata.namespace.as_deref() == Some(namespace) && reviews_tokens(provider, all)
     };
     all.iter().map(AsRef::as_ref).filter(reviews).map(|provider| names::relay(&provider.name_any())).collect()
 }
 
-fn has_sharer_with_accounts<P: AsRef<Provider> + Clone>(owner: &Provider, all: &[P]) -> bool {
+/// True if a Provider has a relay for workers or clients with tokens: it lists ServiceAccounts or tenants, or another
+/// Provider that its relay serves lists ServiceAccounts.
+fn reviews_tokens<P: AsRef<Provider> + Clone>(provider: &Provider, all: &[P]) -> bool {
     let lists = |sharer: &P| !sharer.as_ref().spec.worker_service_accounts.is_empty();
-    sharing::sharers(owner, all).iter().any(lists)
+    provider.metadata.deletion_timestamp.is_none()
+        && provider.spec.relay_ref.is_none()
+        && (provider.spec.reviews_tokens() || sharing::sharers(provider, all).iter().any(lists))
 }
 
 /// Watches the binding, and requests a pass of each Provider whose relay is not in it: someone else changed the binding.
@@ -70,10 +71,10 @@ pub(super) async fn follow_binding(client: &Client, binding: Option<&str>, cache
 /// Returns the Providers whose relay reviews tokens and is not among the subjects.
 fn without_right<P: AsRef<Provider> + Clone>(all: &[P], subjects: &[Subject]) -> Vec<P> {
     let lacks = |provider: &&P| {
-        let namespace = provider.as_ref().namespace().unwrap_or_default();
-        let relay = names::relay(&provider.as_ref().name_any());
-        let is_bound = subjects.iter().any(|it| it.namespace.as_deref() == Some(&namespace) && it.name == relay);
-        !is_bound && provider.as_ref().spec.relay_ref.is_none() && relays(all, &namespace).contains(&relay)
+        let provider = provider.as_ref();
+        let relay = names::relay(&provider.name_any());
+        let is_bound = subjects.iter().any(|it| it.namespace == provider.metadata.namespace && it.name == relay);
+        !is_bound && reviews_tokens(provider, all)
     };
     all.iter().filter(lacks).cloned().collect()
 }

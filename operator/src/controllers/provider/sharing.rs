@@ -2,9 +2,9 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use k8s_openapi::jiff::Timestamp;
 
-use super::advance::{self, OWN_SECRET_INTERVAL, apply_one};
+use super::advance::{self, apply_one};
 use super::cluster_view::ClusterView;
 use super::fetch::{self, FetchedSecrets, fetch};
 use super::memory::ProviderMemory;
@@ -58,7 +58,6 @@ pub(super) async fn advance(
     let config_hash = applied.filter(|applied| applied.entry(&entry.name) == Some(&entry)).map(|applied| applied.hash);
     // The owner's pass requests another one of this Provider; this is only a precaution.
     let polls = config_hash.is_none() || provider.spec.worker_secret_ref.is_some();
-    let next_poll = polls.then(|| Timestamp::now() + SignedDuration::try_from(OWN_SECRET_INTERVAL).unwrap_or_default());
     let version = memory.versions.get(&names::worker_secret(&valid.name)).cloned();
     ProviderOutcome {
         generation,
@@ -71,7 +70,7 @@ pub(super) async fn advance(
         cold_models: valid.cold_models,
         ignores_expect_workers: false,
         published: Some(published),
-        wake_at: [plan.wake_at, next_poll].into_iter().flatten().min(),
+        wake_at: advance::next_pass(plan.wake_at, polls, Timestamp::now()),
         events: plan.events,
         failure: None,
     }

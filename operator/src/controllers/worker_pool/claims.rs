@@ -15,7 +15,7 @@ use crate::cluster::cache::Caches;
 use crate::crd::WorkerPool;
 use crate::crd::worker_pool::{TargetApiVersion, TargetKind, TargetRef};
 use crate::resources::names;
-use crate::spec::worker_pool::selection::{age, selects};
+use crate::spec::worker_pool::selection::selects;
 
 /// Returns the first problem with the Deployments that the pool names, with its field, or `None` if the pool may scale
 /// them.
@@ -35,7 +35,8 @@ pub(super) fn target_dispute(caches: &Caches, pool: &WorkerPool, target: &Target
     if let Some(why) = own(caches, pool, target) {
         return Some(format!("spec.scaling.targetRef: {why}"));
     }
-    let other = others(caches, pool, target).into_iter().find(|other| age(other) < age(pool))?.name_any();
+    let other =
+        others(caches, pool, target).into_iter().find(|other| names::age(&**other) < names::age(pool))?.name_any();
     Some(format!(
         "spec.scaling.targetRef: the older WorkerPool {other} already scales {}: name another workload, or remove it from \
          {other}",
@@ -49,7 +50,7 @@ pub(super) fn objection(caches: &Caches, pool: &WorkerPool, deployment: &str) ->
     if let Some(why) = own(caches, pool, &target) {
         return Some(why);
     }
-    let other = others(caches, pool, &target).into_iter().find(|other| age(other) < age(pool))?;
+    let other = others(caches, pool, &target).into_iter().find(|other| names::age(&**other) < names::age(pool))?;
     let other = other.name_any();
     Some(format!(
         "the older WorkerPool {other} already scales Deployment {deployment}: name another Deployment for this model, or \

@@ -66,8 +66,8 @@ impl TargetState {
     fn observe(&mut self, target: &TargetRef, scale: &Scale) {
         let unconfirmed = self.observed.take().filter(|observed| observed.target == *target);
         let unconfirmed = unconfirmed.and_then(|observed| observed.unconfirmed);
-        let running = scale.status.as_ref().map_or(0, |status| status.replicas);
-        self.observed = Some(ObservedTarget { target: target.clone(), replicas: wanted(scale), running, unconfirmed });
+        let (replicas, running) = (wanted(scale), running(scale));
+        self.observed = Some(ObservedTarget { target: target.clone(), replicas, running, unconfirmed });
     }
 }
 
@@ -139,7 +139,7 @@ pub(super) async fn reconcile(
     shared.memory.with(pool, |entry| {
         if entry.target.writes == writes {
             if entry.target.last.replace(target.clone()).is_some_and(|last| last != *target) {
-                // The number of another workload is no write of somebody else, and begins its own delay.
+                // The number of another workload is no write of another writer, and begins its own delay.
                 entry.writers = Writers::default();
                 entry.history.begin_again(Instant::now());
             }
@@ -232,7 +232,7 @@ async fn autoscaler(
 }
 
 fn rollout(scale: &Scale) -> Rollout {
-    let (desired, running) = (wanted(scale), scale.status.as_ref().map_or(0, |status| status.replicas));
+    let (desired, running) = (wanted(scale), running(scale));
     Rollout {
         scaled: true,
         desired,
@@ -245,6 +245,11 @@ fn rollout(scale: &Scale) -> Rollout {
 /// Returns the desired number. The kind omits a zero.
 fn wanted(scale: &Scale) -> i32 {
     scale.spec.as_ref().and_then(|spec| spec.replicas).unwrap_or_default()
+}
+
+/// Returns the number of Pods that exist.
+fn running(scale: &Scale) -> i32 {
+    scale.status.as_ref().map_or(0, |status| status.replicas)
 }
 
 fn params() -> PatchParams {

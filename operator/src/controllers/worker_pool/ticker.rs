@@ -177,12 +177,13 @@ fn is_stuck(pool: &WorkerPool) -> bool {
 fn sharer(shared: &PoolContext, snapshot: &RelaySnapshot, pool: &WorkerPool) -> Sharer {
     let name = pool.name_any();
     // A target that cannot be scaled has the room of its workers, and keeps no other pool asleep.
-    let grows = pool.spec.target().is_none() || current(shared, pool).is_some();
+    let current = current(shared, pool);
+    let grows = pool.spec.target().is_none() || current.is_some();
     let places = match config(pool).filter(|_| grows) {
         Some(config) => vec![growing(snapshot, pool, &config)],
         None => snapshot.workers_of(&name).filter(|worker| !worker.draining).map(free).collect(),
     };
-    let asleep = current(shared, pool).is_some_and(|current| current.replicas == 0);
+    let asleep = current.is_some_and(|current| current.replicas == 0);
     Sharer { asleep, name, places }
 }
 

@@ -7,12 +7,13 @@ use kube::core::{Selector, SelectorExt};
 
 use crate::crd::WorkerPool;
 use crate::crd::worker_pool::Mode;
+use crate::resources::names;
 
 /// Returns the pools that select a Pod with these labels, the oldest first: the Pod belongs to that one. Pools of the
 /// same second are ordered by name.
 pub fn selecting<'a>(pools: &'a [WorkerPool], labels: &BTreeMap<String, String>) -> Vec<&'a WorkerPool> {
     let mut selecting: Vec<&WorkerPool> = pools.iter().filter(|pool| selects(pool, labels)).collect();
-    selecting.sort_by_key(|pool| age(pool));
+    selecting.sort_by_key(|pool| names::age(*pool));
     selecting
 }
 
@@ -22,11 +23,6 @@ pub fn selects(pool: &WorkerPool, labels: &BTreeMap<String, String>) -> bool {
     pool.metadata.deletion_timestamp.is_none()
         && pool.spec.mode() == Mode::Inject
         && selector.is_some_and(|selector| !selector.selects_all() && selector.matches(labels))
-}
-
-/// Returns a key that orders pools by age; pools created within the same second are ordered by name.
-pub fn age(pool: &WorkerPool) -> impl Ord + use<> {
-    (pool.metadata.creation_timestamp.as_ref().map(|made| made.0), pool.name_any())
 }
 
 #[cfg(test)]

@@ -105,7 +105,7 @@ pub fn decide_selected(
             }));
         }
         AdmissionDecision::Gated { pod, .. } => mark_selected(pod, &name),
-        // Whoever created the Pod did not ask for a worker.
+        // The Pod's creator did not request a worker.
         AdmissionDecision::Refused(why) => {
             let namespace = first.namespace();
             tracing::warn!(namespace, workerpool = name, %why, "admitted a selected Pod without a worker");

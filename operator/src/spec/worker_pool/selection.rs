@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use kube::ResourceExt;
 use kube::core::{Selector, SelectorExt};
 
 use crate::crd::WorkerPool;
@@ -27,6 +26,7 @@ pub fn selects(pool: &WorkerPool, labels: &BTreeMap<String, String>) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use kube::ResourceExt;
     use serde_json::{Value, json};
 
     use super::*;

@@ -23,7 +23,7 @@ test: ## The suites for each change, in parallel
 	@scripts/test $(TEST)
 
 test-all: ## Everything that CI runs: `make test`, a cluster, inference servers, Windows, faults, fuzzing, images
-	@SEEDS=600 scripts/test $(TEST) $(TEST_MORE)
+	@SEEDS=600 HISTORY_TRANSITIONS=50000 scripts/test $(TEST) $(TEST_MORE)
 
 chaos: ## The programs under faults and overload, much longer than in `make test-all`; on Linux, mostly as root
 	@MODELRELAY_CHAOS_FACTOR=$${MODELRELAY_CHAOS_FACTOR:-10} MODELRELAY_SOAK_MINUTES=$${MODELRELAY_SOAK_MINUTES:-10} scripts/test chaos

@@ -7,7 +7,7 @@ set -u -o pipefail
 . scripts/tools.bash
 
 CANNOT_RUN=77
-HISTORY_TRANSITIONS=50000
+HISTORY_TRANSITIONS=${HISTORY_TRANSITIONS:-25000}
 SEEDS=${SEEDS:-200}
 
 target=${CARGO_TARGET_DIR:-$PWD/target}
@@ -18,15 +18,30 @@ export MODELRELAY_BIN_DIR=${MODELRELAY_BIN_DIR:-$target/debug}
 [ "${CI:-}" != true ] || export CARGO_INCREMENTAL=0
 linting_cargo() { RUSTC_WORKSPACE_WRAPPER=clippy-driver cargo "$@"; }
 
+# The crates of tests that only `make test-all` runs.
+MORE=(modelrelay-chaos modelrelay-cluster)
+
 suite_build() {
+  build_tests build "${MORE[@]/#/--exclude=}" &&
+    # nextest needs this to run the tests without cargo, whose lock would make suites wait for each other.
+    cargo metadata --format-version 1 --locked > "$suites/metadata.json"
+}
+
+# What `build` left out.
+suite_build-more() { build_tests build-more && python3 scripts/lints.py "$suites/build-more.jsonl"; }
+
+# NAME ARGUMENTS...: builds the programs and the tests of the crates that the arguments select, and lists them in files for
+# run_tests.
+build_tests() {
+  local name=$1
+  shift
   rustup_component clippy clippy || return
   mkdir -p "$suites"
   # All at once: for a single crate, its libraries would be compiled again with fewer features.
-  linting_cargo build --workspace --bins --tests --locked --message-format json > "$suites/build.jsonl" || { python3 scripts/lints.py "$suites/build.jsonl"; return 1; }
+  linting_cargo build --workspace "$@" --bins --tests --locked --message-format json > "$suites/$name.jsonl" ||
+    { python3 scripts/lints.py "$suites/$name.jsonl"; return 1; }
   tool cargo-nextest || return
-  # nextest needs this to run the tests without cargo, whose lock would make suites wait for each other.
-  cargo metadata --format-version 1 --locked > "$suites/metadata.json" &&
-    linting_cargo nextest list --workspace --locked --list-type binaries-only --message-format json > "$suites/binaries.json"
+  linting_cargo nextest list --workspace "$@" --locked --list-type binaries-only --message-format json > "$suites/$name.json"
 }
 
 # All of them, even where one before it failed.
@@ -92,30 +107,33 @@ suite_tools() {
 
 suite_chart-programs() { scripts/chart install; }
 
-# PROFILE ARGUMENTS...: runs the tests that a filter selects, from the binaries that `build` made. The profiles are in
-# .config/nextest.toml.
+# PROFILE ARGUMENTS...: runs the tests that a filter selects, from the binaries that `build` made, or the suite BUILT. The
+# profiles are in .config/nextest.toml.
 run_tests() {
   local profile=$1
   shift
   tool cargo-nextest || return
   # Thousands of connections at once, on either side; a shell's usual limit is 1,024.
   [ "$(ulimit -n)" = unlimited ] || [ "$(ulimit -n)" -ge 8192 ] || ulimit -n 8192 2> /dev/null
-  cargo-nextest nextest run --binaries-metadata "$suites/binaries.json" --cargo-metadata "$suites/metadata.json" --profile "$profile" "$@"
+  cargo-nextest nextest run --binaries-metadata "$suites/${BUILT:-build}.json" --cargo-metadata "$suites/metadata.json" --profile "$profile" "$@"
 }
 
 # Not in `unit`, because each has a suite of its own.
-BLACK_BOXES='package(modelrelay-contract) | package(modelrelay-chaos) | package(modelrelay-backends) | (package(modelrelay-cluster) & kind(test))'
+BLACK_BOXES='package(modelrelay-contract) | package(modelrelay-backends)'
+# Random histories of the two pure cores, and of a slot with its driver; every history of small worlds; whole fleets, queues
+# of a hundred thousand requests; figures of the multiplexer's policy. Seconds of processor time each.
+LONG='test(/dispatch::tests::(history|scale|swaps)::/)
+  | (package(modelrelay-multiplexer) & test(/^(machine::tests::history|actor::tests::world)/))
+  | (package(modelrelay-bench) & binary(figures))'
 
 suite_unit() {
-  run_tests unit -E "not ($BLACK_BOXES)" && linting_cargo test --workspace --doc --locked --quiet
+  run_tests unit -E "not ($BLACK_BOXES | $LONG)" && linting_cargo test --workspace "${MORE[@]/#/--exclude=}" --doc --locked --quiet
 }
 
-# Random histories of the two pure cores, and of a slot with its driver, many more than in the unit tests, and every
-# history of small worlds with one slot. Each prints its number of transitions. These lines are counted, because a filter
-# that matches no test passes too.
+# Each random or complete exploration prints its number of transitions. These lines are counted, because a filter that matches
+# no test passes too.
 suite_histories() {
-  MODELRELAY_HISTORY_TRANSITIONS=$HISTORY_TRANSITIONS run_tests histories --success-output final \
-    -E 'test(/dispatch::tests::history/) | (package(modelrelay-multiplexer) & test(/^(machine::tests::history|actor::tests::world)/))' 2>&1 |
+  MODELRELAY_HISTORY_TRANSITIONS=$HISTORY_TRANSITIONS run_tests histories --success-output final -E "$LONG" 2>&1 |
     awk '{ print } / transitions$/ { found++ } END { exit found != 7 }'
 }
 
@@ -142,10 +160,10 @@ suite_speed() {
 suite_chaos() {
   debian_tool ip iproute2
   debian_tool iptables iptables
-  run_tests chaos -E 'package(modelrelay-chaos)'
+  BUILT=build-more run_tests chaos -E 'package(modelrelay-chaos)'
 }
 
-suite_soak() { run_tests chaos -E 'package(modelrelay-chaos) & test(soak)'; }
+suite_soak() { BUILT=build-more run_tests chaos -E 'package(modelrelay-chaos) & test(soak)'; }
 
 # Always the same seeds, so that a failure is caused by the change; `make simulation` uses others.
 suite_simulation() {

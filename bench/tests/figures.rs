@@ -130,7 +130,7 @@ fn lone_request_meets_bound_without_starving_saturated_model() {
         for load in [0.5, 3.0] {
             // One minute has 60 responses, plus or minus ten; the sum of many shows what is not chance.
             let (mut with, mut without) = (0, 0);
-            for seed in 1..41 {
+            for seed in 1..31 {
                 let (one, other, waited) = answers_of_the_busy_model(at, load, seed, 60.0);
                 (with, without) = (with + one, without + other);
                 let quantum = policy::quantum(&Knobs::default(), secs(load));

@@ -38,6 +38,14 @@ pub enum Figure {
     CpuPerHugePrompt,
     /// Processor time of a stream whose client disconnected after three events; µs.
     CpuPerAbort,
+    /// Median time to the first event of 32 streams that begin at once, while each request is logged; ms.
+    BurstP50,
+    /// 99th percentile of the same; ms.
+    BurstP99,
+    /// 99th percentile of the same without a log; ms.
+    BurstP99Unlogged,
+    /// Processor time of a plain response to 32 clients while each request is logged; µs.
+    CpuPerLoggedRequest,
     /// The relay's memory for an idle worker; KiB.
     IdleWorkerKib,
     /// The relay's processor time for an idle worker; percent of a core.

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::figures::{Absent, Turn};
 use crate::machine::Machine;
 use crate::scenarios::{Extent, Part, Turns};
-use crate::systems::{Installed, Setup, System, SystemError};
+use crate::systems::{Installed, Logs, Setup, System, SystemError};
 
 /// The settings of a run.
 #[derive(Clone, Debug)]
@@ -68,7 +68,7 @@ pub async fn run(options: &Options, folder: &Path, tell: impl Fn(&str)) -> Resul
                 continue;
             }
             tell(&format!("round {round} of {}: {}", options.rounds, system.name()));
-            match setup.start(*system).await {
+            match setup.start(*system, Logs::Off).await {
                 Ok(running) => {
                     let turn = Turns::new(&setup, &options.extent, *system, round).run(&options.parts, &running).await;
                     turn.faults.iter().for_each(|fault| tell(&format!("  {fault}")));

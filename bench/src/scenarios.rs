@@ -2,6 +2,7 @@
 //!
 //! [`shared`] is for every system, and makes the table; the others are for promises that only ModelRelay makes.
 
+mod bursts;
 pub mod dispatch;
 mod idle;
 mod shared;
@@ -32,6 +33,8 @@ pub enum Part {
     Prompts,
     /// Clients that disconnect in the middle.
     Aborts,
+    /// Streams that begin at the same moment, while each request is logged.
+    Bursts,
     /// A thousand idle workers.
     Idle,
     /// The dispatch core by itself.
@@ -46,12 +49,13 @@ pub enum Part {
 
 impl Part {
     /// All parts, in the order in which they are run: memory first, while no heap has grown.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Memory,
         Self::Unary,
         Self::Streams,
         Self::Prompts,
         Self::Aborts,
+        Self::Bursts,
         Self::Idle,
         Self::Dispatch,
         Self::Workers,
@@ -166,6 +170,7 @@ impl<'a> Turns<'a> {
             Part::Streams => return shared::streams(self, running).await,
             Part::Prompts => return shared::prompts(self, running).await,
             Part::Aborts => return shared::aborts(self, running).await,
+            Part::Bursts => return bursts::logged(self, running).await,
             Part::Idle | Part::Dispatch | Part::Workers | Part::SlowClient | Part::Start => {}
         }
         if self.turn.system != System::Modelrelay {
@@ -177,7 +182,7 @@ impl<'a> Turns<'a> {
             Part::Dispatch => self.dispatch().await,
             Part::Workers => workers::one_to_eight(self).await,
             Part::SlowClient => slow_client::one_of_a_hundred(self).await,
-            Part::Memory | Part::Unary | Part::Streams | Part::Prompts | Part::Aborts => Ok(()),
+            Part::Memory | Part::Unary | Part::Streams | Part::Prompts | Part::Aborts | Part::Bursts => Ok(()),
         }
     }
 

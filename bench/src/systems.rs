@@ -67,6 +67,15 @@ impl System {
     }
 }
 
+/// Whether a system logs each request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Logs {
+    /// It does not.
+    Off,
+    /// As by default: lines of ModelRelay's default level, nginx's access log; in both cases into a file.
+    Default,
+}
+
 /// The programs and paths from which a run starts systems.
 #[derive(Debug)]
 pub struct Setup {
@@ -131,17 +140,18 @@ impl Setup {
     }
 
     /// Starts a system, and waits for right responses.
-    pub async fn start(&self, system: System) -> Result<Running, SystemError> {
+    pub async fn start(&self, system: System, logs: Logs) -> Result<Running, SystemError> {
         let folder = tempfile::tempdir()?;
         let (addr, programs) = match system {
             System::Direct => (self.backend_addr, Vec::new()),
-            System::Nginx => proxies::nginx(self.backend_addr, folder.path())?,
+            System::Nginx => proxies::nginx(self.backend_addr, folder.path(), logs)?,
             System::Haproxy => proxies::haproxy(self.backend_addr, folder.path())?,
             System::VllmRouter => routers::vllm(self, folder.path())?,
             System::SglangRouter => routers::sglang(self, folder.path())?,
             System::Rathole => rathole::start(self, folder.path())?,
             System::Modelrelay => {
-                let stack = Stack::start(&self.programs, self.backend_addr, &StackOptions::default()).await?;
+                let options = StackOptions { logs, ..StackOptions::default() };
+                let stack = Stack::start(&self.programs, self.backend_addr, &options).await?;
                 return Ok(stack.into());
             }
         };

@@ -137,7 +137,7 @@ class Goals(unittest.TestCase):
         figures = dict.fromkeys(variants("figures.rs", "Figure"), 2.0)
         peers = ("direct", "nginx", "vllm-router", "sglang-router", "rathole", "modelrelay")
         medians = bench_report.medians_of([turn(system, **figures) for system in peers])
-        self.assertEqual([goal[0] for goal in bench_report.GOALS], [f"P{number}" for number in range(1, 13)])
+        self.assertEqual([goal[0] for goal in bench_report.GOALS], [f"P{number}" for number in range(1, 14)])
         for name, _, *both in bench_report.GOALS:
             for text, value, _ in (result for conditions in both for result in bench_report.judge(conditions, medians)):
                 self.assertIsNotNone(value, f"{name}: {text}")

@@ -29,7 +29,7 @@ pub(super) async fn one_to_eight(turn: &mut Turns<'_>) -> Result<(), PartError> 
 
 /// Measures the responses of `workers` workers.
 pub async fn answers_of(workers: u32, setup: &Setup, time: Duration) -> Result<Outcome, SystemError> {
-    let options = StackOptions { workers, concurrency: CONCURRENCY };
+    let options = StackOptions { workers, concurrency: CONCURRENCY, ..StackOptions::default() };
     let stack = Stack::start(&setup.programs, setup.backend_addr, &options).await?;
     let load = Load { connections: CLIENTS, gap: WORK, ..Load::new(stack.addr, Until::Elapsed(time)) };
     let outcome = load.run().await;

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
-use super::{Running, SystemError, answered};
+use super::{Logs, Running, SystemError, answered};
 use crate::content::MODEL;
 use crate::load::{Load, Until};
 use crate::programs::{Program, ProgramError};
@@ -28,11 +28,13 @@ pub struct StackOptions {
     pub workers: u32,
     /// Concurrent requests of each worker.
     pub concurrency: u32,
+    /// What relay and workers log.
+    pub logs: Logs,
 }
 
 impl Default for StackOptions {
     fn default() -> Self {
-        Self { workers: 1, concurrency: CONCURRENCY }
+        Self { workers: 1, concurrency: CONCURRENCY, logs: Logs::Off }
     }
 }
 
@@ -69,8 +71,13 @@ pub struct How<'a> {
 impl Stack {
     /// Starts relay and workers, and waits until every worker is registered and responses are right.
     pub async fn start(programs: &Path, backend: SocketAddr, options: &StackOptions) -> Result<Self, SystemError> {
-        let mut stack = Self::relay_alone(programs).await?;
-        let env = [("MAX_CONCURRENCY", options.concurrency.to_string())];
+        let level = match options.logs {
+            Logs::Off => QUIET,
+            Logs::Default => "info",
+        };
+        let level = ("LOG_LEVEL", level.to_owned());
+        let mut stack = Self::relay(programs, How { env: std::slice::from_ref(&level), ..How::default() }).await?;
+        let env = [("MAX_CONCURRENCY", options.concurrency.to_string()), level];
         for _ in 0..options.workers {
             stack.add_worker(programs, backend, How { env: &env, ..How::default() })?;
         }

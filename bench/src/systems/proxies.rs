@@ -4,12 +4,16 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::process::Command;
 
-use super::{SystemError, free_port, on_path};
+use super::{Logs, SystemError, free_port, on_path};
 use crate::programs::Program;
 
 /// One process: the master of a single worker would only watch it.
-pub(super) fn nginx(backend: SocketAddr, folder: &Path) -> Result<(SocketAddr, Vec<Program>), SystemError> {
+pub(super) fn nginx(backend: SocketAddr, folder: &Path, logs: Logs) -> Result<(SocketAddr, Vec<Program>), SystemError> {
     let addr = free_port()?;
+    let access_log = match logs {
+        Logs::Off => "off",
+        Logs::Default => "access.log",
+    };
     let text = format!(
         "daemon off;
 master_process off;
@@ -19,7 +23,7 @@ error_log stderr error;
 worker_rlimit_nofile 16384;
 events {{ worker_connections 8192; }}
 http {{
-  access_log off;
+  access_log {access_log};
   client_body_temp_path body;
   proxy_temp_path proxy;
   fastcgi_temp_path fastcgi;

@@ -59,24 +59,18 @@ pub async fn run(args: RunArgs) -> Result<(), RunError> {
 
     let webhook = WebhookServer::start(&args, &context).await?;
     let probes = tokio::spawn(probe::serve(probes, context.clone(), webhook.readiness()));
-    // A signal takes effect during the election too: nothing is held yet.
-    let election = tokio::select! {
-        election = lead::stand(&client, candidacy(&args, instance)) => Some(election),
-        () = stop.recv() => None,
-    };
-    if let Some(election) = election {
-        let leading = election.leading.clone();
-        let certificates = tokio::spawn(webhook.manage(&args, &client, leading.clone()));
-        let (context, spans) = (context.clone(), spans(&args));
-        let work = lead::while_leading(leading, move || control(context.clone(), spans.clone()));
-        let controllers = tokio::spawn(work);
-        stop.recv().await;
-        for task in [controllers, certificates] {
-            task.abort();
-            let _ = task.await;
-        }
-        election.resign().await;
+    let election = lead::stand(&client, candidacy(&args, instance));
+    let leading = election.leading.clone();
+    let certificates = tokio::spawn(webhook.manage(&args, &client, leading.clone()));
+    let (context, spans) = (context.clone(), spans(&args));
+    let work = lead::while_leading(leading, move || control(context.clone(), spans.clone()));
+    let controllers = tokio::spawn(work);
+    stop.recv().await;
+    for task in [controllers, certificates] {
+        task.abort();
+        let _ = task.await;
     }
+    election.resign().await;
     webhook.finish().await;
     probes.abort();
     Ok(())

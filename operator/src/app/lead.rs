@@ -1,42 +1,47 @@
 //! Leader election: the leader's controllers write, the others wait. All replicas serve the webhook.
+//!
+//! The leader renews the lease with one request: an update of the version that it wrote last. The API server rejects it
+//! if anybody else has written the lease since, so an accepted renewal also proves that the replica still leads. The
+//! other replicas read the lease, and acquire it once they have seen no new version for its whole duration. Clocks of
+//! different machines are never compared.
 
 use std::future::Future;
 use std::pin::pin;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
-use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
+use k8s_openapi::jiff::Timestamp;
 use kube::api::PostParams;
 use kube::{Api, Client, Resource};
-use kube_lease_manager::{LeaseManager, LeaseManagerBuilder};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
+use tokio::time::Instant;
 
+use crate::cluster::apply::display_kube_error;
 use crate::resources::names;
 
-/// A leader that was killed is replaced after at most this time.
-const LEASE_SECONDS: u64 = 15;
-/// The lease is renewed this long before it ends: every 5 s.
-const GRACE_SECONDS: u64 = 10;
-/// The pause before the lease is requested again, while the API server rejects the request.
-const RETRY: Duration = Duration::from_secs(2);
-/// The interval at which a leader checks that it still holds the lease.
-const CHECK_INTERVAL: Duration = Duration::from_secs(2);
-/// The timeout for one such check.
-const CHECK_TIMEOUT: Duration = Duration::from_secs(3);
-/// A replica that has not seen for this long that it holds the lease stops leading. The lease it saw was renewed 5 s
-/// before at most, so no other replica acquires it within the next 10 s.
-const TRUST: Duration = Duration::from_secs(8);
+mod view;
 
-/// A missing lease is left to its leader for this long: it looks every [`CHECK_INTERVAL`], and recreates the lease.
-const FIRST_CHANCE: Duration = Duration::from_millis(2500);
+use view::{LeaseView, Next};
+
+/// A leader that was killed is replaced after at most this time, and one more [`RENEW_INTERVAL`].
+const LEASE_DURATION: Duration = Duration::from_secs(15);
+/// The interval between two renewals, and between two reads of the other replicas.
+const RENEW_INTERVAL: Duration = Duration::from_secs(5);
+/// A leader that could not renew the lease for this long stops leading: 5 s before another replica can acquire it.
+const RENEW_DEADLINE: Duration = Duration::from_secs(10);
+/// The pause after a request that failed.
+const RETRY: Duration = Duration::from_secs(2);
+/// The timeout for one request.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// The election.
 pub struct Election {
     /// True while this replica leads.
     pub leading: watch::Receiver<bool>,
-    guard: JoinHandle<()>,
+    candidate: JoinHandle<()>,
 }
 
 /// The lease, and the replica that wants it.
@@ -53,79 +58,107 @@ pub struct Candidacy {
 }
 
 /// Takes part in the election, from now until [`Election::resign`].
-///
-/// The library renews the lease, but reports a loss only once it has seen another holder. Leadership therefore depends
-/// on a recent, separate read from the API server: a leader that is cut off stops before another replica starts.
-pub async fn stand(client: &Client, candidacy: Candidacy) -> Election {
-    let guard =
-        Guard { leases: Api::namespaced(client.clone(), &candidacy.namespace), client: client.clone(), candidacy };
-    // The first installation, or an upgrade from a release whose chart contained the lease: Helm deletes it while a
-    // leader runs.
-    if guard.read_holder().await == Holder::Gone {
-        tokio::time::sleep(FIRST_CHANCE).await;
-    }
-    let (held, manager) = guard.register().await;
+pub fn stand(client: &Client, candidacy: Candidacy) -> Election {
+    let leases = Api::namespaced(client.clone(), &candidacy.namespace);
+    let candidate = Candidate { leases, client: client.clone(), candidacy };
     let (sender, leading) = watch::channel(false);
-    Election { leading, guard: tokio::spawn(guard.run(sender, held, manager)) }
+    Election { leading, candidate: tokio::spawn(candidate.run(sender)) }
 }
 
-type Candidate = JoinHandle<kube_lease_manager::Result<LeaseManager>>;
-
-/// Compares the library's state with the API server's.
-struct Guard {
+/// Acquires and renews the lease.
+struct Candidate {
     leases: Api<Lease>,
     client: Client,
     candidacy: Candidacy,
 }
 
-/// The holder of the lease according to one read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Holder {
-    Me,
-    Other,
-    /// It has no holder, or none yet after it was recreated.
-    Vacant,
-    /// There is no lease: the library never creates it again by itself.
-    Gone,
-    Unknown,
-}
-
-impl Guard {
-    /// Starts the library, which acquires the lease and renews it. Repeats this until the API server accepts it.
-    async fn register(&self) -> (watch::Receiver<bool>, Candidate) {
-        let Candidacy { namespace, lease, instance, .. } = &self.candidacy;
+impl Candidate {
+    async fn run(self, leading: watch::Sender<bool>) {
+        let mut view = LeaseView::default();
         loop {
-            let manager = async {
-                self.create().await?;
-                let manager = LeaseManagerBuilder::new(self.client.clone(), lease)
-                    .with_namespace(namespace)
-                    .with_identity(instance)
-                    .with_duration(LEASE_SECONDS)
-                    .with_grace(GRACE_SECONDS)
-                    .with_field_manager(format!("modelrelay-operator-lease-{instance}"));
-                Ok::<_, Box<dyn std::error::Error + Send + Sync>>(manager.build().await?)
-            };
-            match manager.await {
-                Ok(manager) => return manager.watch().await,
-                Err(error) => {
-                    tracing::warn!(lease, %error, "failed to acquire the lease; retrying");
-                    tokio::time::sleep(RETRY).await;
-                }
+            let pause = self.step_in_time(&mut view, &leading).await;
+            let left = view.until_deadline(Instant::now());
+            publish(&leading, left.is_some());
+            tokio::select! {
+                () = tokio::time::sleep(pause.min(left.unwrap_or(pause))) => {}
+                () = leading.closed() => break,
             }
+        }
+        self.release(view).await;
+    }
+
+    /// Takes one step, and stops leading at the deadline: a slow request does not prolong it.
+    async fn step_in_time(&self, view: &mut LeaseView, leading: &watch::Sender<bool>) -> Duration {
+        let left = view.until_deadline(Instant::now());
+        let mut step = pin!(self.step(view));
+        if let Some(left) = left
+            && let Ok(pause) = tokio::time::timeout(left, &mut step).await
+        {
+            return pause;
+        }
+        publish(leading, false);
+        step.await
+    }
+
+    /// Renews or reads the lease, and returns the pause until the next time.
+    async fn step(&self, view: &mut LeaseView) -> Duration {
+        let began = Instant::now();
+        if let Some(held) = view.held() {
+            match self.write(renewed(held)).await {
+                Ok(lease) => {
+                    view.acquired(lease, began);
+                    return RENEW_INTERVAL;
+                }
+                // Another writer, or the lease was deleted.
+                Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {}
+                Err(error) => return self.failed("renew", &error),
+            }
+        }
+        match timed(self.leases.get_opt(&self.candidacy.lease)).await {
+            Ok(lease) => self.act(view, lease).await,
+            Err(error) => self.failed("read", &error),
         }
     }
 
-    /// Creates the lease if there is none.
-    async fn create(&self) -> Result<(), kube::Error> {
-        let Candidacy { lease, owner, .. } = &self.candidacy;
-        if self.leases.get_opt(lease).await?.is_some() {
-            return Ok(());
+    async fn act(&self, view: &mut LeaseView, lease: Option<Lease>) -> Duration {
+        let began = Instant::now();
+        let acquired = match view.observe(lease, &self.candidacy.instance, began) {
+            Next::Wait(pause) => return pause,
+            Next::Acquire(lease) => self.write(acquired(*lease, &self.candidacy.instance)).await,
+            Next::Create => {
+                tracing::info!(lease = self.candidacy.lease, "creating the lease");
+                self.create().await
+            }
+        };
+        match acquired {
+            Ok(lease) => {
+                view.acquired(lease, began);
+                RENEW_INTERVAL
+            }
+            // Another replica was faster.
+            Err(kube::Error::Api(status)) if status.code == 409 => RETRY,
+            Err(error) => self.failed("acquire", &error),
         }
+    }
+
+    fn failed(&self, what: &'static str, error: &kube::Error) -> Duration {
+        let (lease, error) = (&self.candidacy.lease, display_kube_error(error));
+        tracing::warn!(lease, error, "failed to {what} the lease; retrying");
+        RETRY
+    }
+
+    async fn write(&self, lease: Lease) -> kube::Result<Lease> {
+        timed(self.leases.replace(&self.candidacy.lease, &PostParams::default(), &lease)).await
+    }
+
+    /// Creates the lease, held by this replica.
+    async fn create(&self) -> kube::Result<Lease> {
+        let Candidacy { lease, owner, instance, .. } = &self.candidacy;
         let owner = if owner.is_empty() {
             None
         } else {
             let configurations: Api<MutatingWebhookConfiguration> = Api::all(self.client.clone());
-            configurations.get_opt(owner).await?.and_then(|configuration| configuration.owner_ref(&()))
+            timed(configurations.get_opt(owner)).await?.and_then(|configuration| configuration.owner_ref(&()))
         };
         let labels = [
             ("app.kubernetes.io/name", "modelrelay"),
@@ -139,103 +172,65 @@ impl Guard {
             owner_references: owner.map(|owner| vec![owner]),
             ..ObjectMeta::default()
         };
-        let created = self.leases.create(&PostParams::default(), &Lease { metadata, spec: None }).await;
-        match created {
-            // Another replica was faster.
-            Err(kube::Error::Api(status)) if status.code == 409 => Ok(()),
-            created => created.map(|_| ()),
-        }
+        let held = acquired(Lease { metadata, spec: None }, instance);
+        timed(self.leases.create(&PostParams::default(), &held)).await
     }
 
-    async fn run(self, leading: watch::Sender<bool>, mut held: watch::Receiver<bool>, mut manager: Candidate) {
-        let mut trust = Trust::default();
-        loop {
-            let mut holder = self.read_holder().await;
-            if holder == Holder::Gone && !*leading.borrow() {
-                // Longer than the former leader may go on without a lease.
-                tokio::select! {
-                    () = tokio::time::sleep(TRUST) => {}
-                    () = leading.closed() => {}
-                }
-                holder = self.read_holder().await;
+    /// Removes the holder, so that another replica leads with its next read.
+    async fn release(&self, view: LeaseView) {
+        let Some(mut lease) = view.held() else { return };
+        let transitions = lease.spec.take().and_then(|spec| spec.lease_transitions);
+        lease.spec = Some(LeaseSpec { lease_transitions: transitions, ..LeaseSpec::default() });
+        match self.write(lease).await {
+            Ok(_) => {}
+            Err(error) => {
+                let error = display_kube_error(&error);
+                tracing::warn!(error, "failed to release the lease; it will expire");
             }
-            if holder == Holder::Gone || manager.is_finished() {
-                tracing::warn!(lease = self.candidacy.lease, "lease was deleted; recreating it");
-                manager.abort();
-                drop(held);
-                (held, manager) = self.register_again(&leading, &trust).await;
-                holder = self.read_holder().await;
-            }
-            let leads = trust.leads(holder, Instant::now());
-            leading.send_if_modified(|now| std::mem::replace(now, leads) != leads);
-            tokio::select! {
-                () = tokio::time::sleep(CHECK_INTERVAL) => {}
-                // The lease was won or lost: no reason to wait.
-                _ = held.changed() => {}
-                () = leading.closed() => break,
-            }
-        }
-        // The library releases the lease when its receiver is dropped.
-        drop(held);
-        match tokio::time::timeout(Duration::from_secs(GRACE_SECONDS), manager).await {
-            Ok(Ok(Ok(_))) => {}
-            Ok(Ok(Err(error))) => tracing::warn!(%error, "failed to release the lease; it will expire"),
-            Ok(Err(_)) | Err(_) => tracing::warn!("timed out releasing the lease; it will expire"),
-        }
-    }
-
-    /// Registers, and stops leading if that takes longer than the last read is trusted.
-    async fn register_again(&self, leading: &watch::Sender<bool>, trust: &Trust) -> (watch::Receiver<bool>, Candidate) {
-        let mut registered = pin!(self.register());
-        let in_time = tokio::time::timeout(trust.left(Instant::now()), &mut registered).await;
-        if let Ok(registered) = in_time {
-            return registered;
-        }
-        leading.send_if_modified(|now| std::mem::replace(now, false));
-        registered.await
-    }
-
-    async fn read_holder(&self) -> Holder {
-        match tokio::time::timeout(CHECK_TIMEOUT, self.leases.get_opt(&self.candidacy.lease)).await {
-            Ok(Ok(Some(lease))) => match lease.spec.and_then(|spec| spec.holder_identity) {
-                Some(holder) if holder == self.candidacy.instance => Holder::Me,
-                Some(holder) if !holder.is_empty() => Holder::Other,
-                Some(_) | None => Holder::Vacant,
-            },
-            Ok(Ok(None)) => Holder::Gone,
-            Ok(Err(_)) | Err(_) => Holder::Unknown,
         }
     }
 }
 
-/// The trust in the last successful read, and when it ends.
-#[derive(Default)]
-struct Trust {
-    seen: Option<Instant>,
+fn publish(leading: &watch::Sender<bool>, leads: bool) {
+    leading.send_if_modified(|now| std::mem::replace(now, leads) != leads);
 }
 
-impl Trust {
-    fn leads(&mut self, holder: Holder, now: Instant) -> bool {
-        match holder {
-            Holder::Me => self.seen = Some(now),
-            Holder::Other => self.seen = None,
-            Holder::Vacant | Holder::Gone | Holder::Unknown => {}
-        }
-        !self.left(now).is_zero()
+/// Limits a request to [`REQUEST_TIMEOUT`].
+async fn timed<T>(request: impl Future<Output = kube::Result<T>>) -> kube::Result<T> {
+    match tokio::time::timeout(REQUEST_TIMEOUT, request).await {
+        Ok(result) => result,
+        Err(elapsed) => Err(kube::Error::Service(elapsed.into())),
     }
+}
 
-    /// Returns the time for which the last read is trusted.
-    fn left(&self, now: Instant) -> Duration {
-        self.seen.map_or(Duration::ZERO, |seen| TRUST.saturating_sub(now.duration_since(seen)))
+fn acquired(mut lease: Lease, instance: &str) -> Lease {
+    let now = Timestamp::now();
+    let before = lease.spec.take().unwrap_or_default();
+    let is_new = before.holder_identity.as_deref() != Some(instance);
+    let acquire_time = before.acquire_time.filter(|_| !is_new).unwrap_or(MicroTime(now));
+    lease.spec = Some(LeaseSpec {
+        holder_identity: Some(instance.to_owned()),
+        lease_duration_seconds: i32::try_from(LEASE_DURATION.as_secs()).ok(),
+        acquire_time: Some(acquire_time),
+        renew_time: Some(MicroTime(now)),
+        lease_transitions: Some(before.lease_transitions.unwrap_or_default().saturating_add(i32::from(is_new))),
+        ..before
+    });
+    lease
+}
+
+fn renewed(mut lease: Lease) -> Lease {
+    if let Some(spec) = &mut lease.spec {
+        spec.renew_time = Some(MicroTime(Timestamp::now()));
     }
+    lease
 }
 
 impl Election {
-    /// Releases the lease, so that another replica leads at once. All other users of `leading` must have stopped
-    /// before.
+    /// Releases the lease, so that another replica leads soon. All other users of `leading` must have stopped before.
     pub async fn resign(self) {
         drop(self.leading);
-        if tokio::time::timeout(Duration::from_secs(LEASE_SECONDS), self.guard).await.is_err() {
+        if tokio::time::timeout(LEASE_DURATION, self.candidate).await.is_err() {
             tracing::warn!("timed out releasing the lease; it will expire");
         }
     }

@@ -27,6 +27,7 @@ use crate::resources::names::{self, TLS_ENV};
 use crate::spec::sharing::{self, SharingError};
 
 mod changes;
+mod secrets;
 mod triggers;
 
 use changes::{pool_changes, provider_changes, relay_pod_changes};
@@ -77,6 +78,7 @@ pub fn start(client: &Client, span: &Span) -> (Caches, Requests, impl Future<Out
         Box::pin(keep(span.api(client), ours.clone(), deployments_writer, |_| {}, objects(&triggers))),
         Box::pin(keep(span.api(client), ours.clone(), daemon_sets_writer, |_| {}, objects(&triggers))),
         Box::pin(count_changes(span.api(client), triggers.clone())),
+        Box::pin(secrets::follow(span.api(client), caches.clone())),
         Box::pin(notice::<Service>(span.api(client), ours.clone(), &triggers)),
         Box::pin(notice::<ServiceAccount>(span.api(client), ours.clone(), &triggers)),
         Box::pin(notice::<Secret>(span.api(client), ours.clone(), &triggers)),

@@ -46,7 +46,6 @@ mod status_events;
 #[cfg(test)]
 mod tests;
 
-use advance::OWN_SECRET_INTERVAL;
 use cluster_view::{AWAITS_FIRST_WORKER, ClusterView, has_just_started, is_ready};
 use memory::ProviderMemory;
 use outcome::{FailureKind, ProviderOutcome};
@@ -325,8 +324,8 @@ fn next(
 ) -> Result<Action, ProviderError> {
     if let Some(failure) = &outcome.failure {
         return match failure.kind {
-            FailureKind::Final => Ok(Action::requeue(IDLE_INTERVAL)),
-            FailureKind::Awaited => Ok(Action::requeue(OWN_SECRET_INTERVAL)),
+            // The watch of users' Secrets reports the correction of an awaited one.
+            FailureKind::Final | FailureKind::Awaited => Ok(Action::requeue(IDLE_INTERVAL)),
             FailureKind::Stalled | FailureKind::Transient => Err(ProviderError::Objects {
                 reason: failure.reason,
                 message: failure.message.clone(),

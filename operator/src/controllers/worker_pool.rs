@@ -67,8 +67,6 @@ const CONCURRENCY: u16 = 4;
 const GATHER: Duration = Duration::from_millis(100);
 /// The interval of reconciliations without a trigger, in case a change was missed.
 const RESYNC: Duration = Duration::from_secs(3600);
-/// No watch reports a change of the Secret with the relays' authority.
-const AUTHORITY_INTERVAL: Duration = Duration::from_secs(30);
 
 /// The interval for a pool without Pods: no change of another owner's Deployment triggers a reconciliation. Deployments
 /// are read only if one changed.
@@ -224,11 +222,7 @@ async fn reconcile_pool(pool: &WorkerPool, shared: &PoolContext) -> Result<Actio
     }
     match outcome.stall {
         Some((reason, message)) if outcome.heals => Err(ReconcileError::Stalled { reason, message }),
-        Some(_) | None => {
-            let next = next_reconcile(pool, &fetched.counts, numbers_later);
-            let follows_secret = fetch::tls_secret(&shared.caches, pool).is_some();
-            Ok(Action::requeue(if follows_secret { next.min(AUTHORITY_INTERVAL) } else { next }))
-        }
+        Some(_) | None => Ok(Action::requeue(next_reconcile(pool, &fetched.counts, numbers_later))),
     }
 }
 

@@ -78,9 +78,16 @@ impl Cluster {
     /// # Panics
     /// If there is no cluster.
     pub async fn connect() -> Self {
+        Self::connect_to(cluster_dir()).await
+    }
+
+    /// Connects to the cluster whose state is in this folder.
+    ///
+    /// # Panics
+    /// If there is no cluster.
+    pub async fn connect_to(dir: PathBuf) -> Self {
         // The first test installs it; the others find it installed.
         let _ = rustls::crypto::ring::default_provider().install_default();
-        let dir = cluster_dir();
         let path = dir.join("admin.kubeconfig");
         let hint = "start one with scripts/cluster/up, or run all of this by tests/cluster/run";
         assert!(path.exists(), "no cluster: {} does not exist; {hint}", path.display());

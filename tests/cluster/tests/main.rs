@@ -11,6 +11,7 @@ mod multiplexer;
 mod operator;
 mod providers;
 mod restarts;
+mod scale;
 mod scaling;
 mod traffic;
 mod zero_refusals;

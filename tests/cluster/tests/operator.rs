@@ -8,5 +8,5 @@ mod certificates;
 mod deep;
 mod leading;
 mod quiet;
-mod replicas;
+pub(crate) mod replicas;
 mod secrets;

@@ -1,4 +1,4 @@
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use serde_json::{Value, json};
@@ -8,7 +8,12 @@ use crate::cluster::testing;
 
 /// An API server that has nothing but one Lease, perhaps.
 #[derive(Clone, Default)]
-struct FakeApi(Arc<Mutex<Option<Value>>>);
+struct FakeApi {
+    lease: Arc<Mutex<Option<Value>>>,
+    requests: Arc<Mutex<Vec<String>>>,
+    writes: Arc<AtomicUsize>,
+    is_down: Arc<AtomicBool>,
+}
 
 impl FakeApi {
     fn client(&self) -> Client {
@@ -32,40 +37,40 @@ impl FakeApi {
                 }),
             );
         }
-        let mut lease = self.0.lock().unwrap();
+        self.requests.lock().unwrap().push(method.to_owned());
+        if self.is_down.load(Ordering::SeqCst) {
+            return status(500, "InternalError");
+        }
+        let mut lease = self.lease.lock().unwrap();
         match (method, lease.as_mut()) {
             ("POST", Some(_)) => return status(409, "AlreadyExists"),
-            ("POST", None) => *lease = Some(body),
-            (_, None) => return status(404, "NotFound"),
-            ("PATCH", Some(lease)) => merge(lease, body),
-            (_, Some(_)) => {}
+            (_, None) if method != "POST" => return status(404, "NotFound"),
+            ("PUT", Some(there)) if there["metadata"]["resourceVersion"] != body["metadata"]["resourceVersion"] => {
+                return status(409, "Conflict");
+            }
+            ("POST" | "PUT", _) => {
+                let version = self.writes.fetch_add(1, Ordering::SeqCst).to_string();
+                let mut written = body;
+                written["metadata"]["resourceVersion"] = json!(version);
+                *lease = Some(written);
+            }
+            _ => {}
         }
         (200, lease.clone().unwrap())
     }
 
+    fn remove(&self) {
+        *self.lease.lock().unwrap() = None;
+    }
+
     fn holder(&self) -> Option<String> {
-        self.0.lock().unwrap().as_ref()?.pointer("/spec/holderIdentity")?.as_str().map(str::to_owned)
+        self.lease.lock().unwrap().as_ref()?.pointer("/spec/holderIdentity")?.as_str().map(str::to_owned)
     }
 
     async fn wait_for_holder(&self, holder: &str) {
         while self.holder().as_deref() != Some(holder) {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
-    }
-}
-
-fn merge(into: &mut Value, patch: Value) {
-    match (into, patch) {
-        (Value::Object(into), Value::Object(patch)) => {
-            for (key, value) in patch {
-                if value.is_null() {
-                    into.remove(&key);
-                } else {
-                    merge(into.entry(key).or_insert(json!({})), value);
-                }
-            }
-        }
-        (into, patch) => *into = patch,
     }
 }
 
@@ -81,9 +86,9 @@ fn candidacy(instance: &str) -> Candidacy {
 #[tokio::test(start_paused = true)]
 async fn lease_is_created_with_its_owner() {
     let api = FakeApi::default();
-    let mut election = stand(&api.client(), candidacy("a")).await;
+    let mut election = stand(&api.client(), candidacy("a"));
     election.leading.wait_for(|leads| *leads).await.unwrap();
-    let lease = api.0.lock().unwrap().clone().unwrap();
+    let lease = api.lease.lock().unwrap().clone().unwrap();
     assert_eq!(lease["metadata"]["ownerReferences"][0]["uid"], "u1", "{lease}");
     assert!(lease["metadata"]["labels"].get("app.kubernetes.io/instance").is_none(), "{lease}");
     election.resign().await;
@@ -93,15 +98,15 @@ async fn lease_is_created_with_its_owner() {
 #[tokio::test(start_paused = true)]
 async fn leader_recreates_deleted_lease_and_stays_leader() {
     let api = FakeApi::default();
-    let mut first = stand(&api.client(), candidacy("a")).await;
+    let mut first = stand(&api.client(), candidacy("a"));
     first.leading.wait_for(|leads| *leads).await.unwrap();
-    let second = stand(&api.client(), candidacy("b")).await;
+    let second = stand(&api.client(), candidacy("b"));
     // As Helm does when it upgrades a release that contained the lease. A new replica starts at the same time.
-    *api.0.lock().unwrap() = None;
-    let third = stand(&api.client(), candidacy("c")).await;
+    api.remove();
+    let third = stand(&api.client(), candidacy("c"));
     api.wait_for_holder("a").await;
     // Longer than any replica waits for the leader.
-    tokio::time::sleep(TRUST * 2).await;
+    tokio::time::sleep(LEASE_DURATION * 2).await;
     assert_eq!(api.holder().as_deref(), Some("a"));
     assert!(*first.leading.borrow() && !first.leading.has_changed().unwrap(), "it must have led all the time");
     assert!(!*second.leading.borrow() && !*third.leading.borrow());
@@ -110,30 +115,82 @@ async fn leader_recreates_deleted_lease_and_stays_leader() {
 #[tokio::test(start_paused = true)]
 async fn standby_recreates_lease_of_vanished_leader() {
     let api = FakeApi::default();
-    let mut first = stand(&api.client(), candidacy("a")).await;
+    let mut first = stand(&api.client(), candidacy("a"));
     first.leading.wait_for(|leads| *leads).await.unwrap();
-    let mut second = stand(&api.client(), candidacy("b")).await;
-    first.guard.abort();
+    let mut second = stand(&api.client(), candidacy("b"));
+    first.candidate.abort();
     drop(first);
-    *api.0.lock().unwrap() = None;
+    api.remove();
     second.leading.wait_for(|leads| *leads).await.unwrap();
     assert_eq!(api.holder().as_deref(), Some("b"));
 }
 
-#[test]
-fn leader_steps_down_before_unrenewed_lease_expires() {
-    let (start, mut trust) = (Instant::now(), Trust::default());
-    assert!(!trust.leads(Holder::Unknown, start));
-    assert!(trust.leads(Holder::Me, start));
-    assert!(trust.leads(Holder::Unknown, start + TRUST / 2));
-    assert!(!trust.leads(Holder::Unknown, start + TRUST));
-    assert!(trust.leads(Holder::Me, start + TRUST));
-    assert!(!trust.leads(Holder::Other, start + TRUST));
-    assert!(!trust.leads(Holder::Unknown, start + TRUST), "another holder was seen last");
-    assert!(trust.leads(Holder::Me, start + TRUST));
-    assert!(trust.leads(Holder::Gone, start + TRUST), "other replicas wait until the leader has recreated it");
-    assert!(trust.leads(Holder::Vacant, start + TRUST));
-    assert!(!trust.leads(Holder::Gone, start + TRUST * 2));
+#[tokio::test(start_paused = true)]
+async fn leader_steps_down_before_unrenewed_lease_expires() {
+    let api = FakeApi::default();
+    let mut first = stand(&api.client(), candidacy("a"));
+    first.leading.wait_for(|leads| *leads).await.unwrap();
+    api.is_down.store(true, Ordering::SeqCst);
+    let began = Instant::now();
+    first.leading.wait_for(|leads| !*leads).await.unwrap();
+    assert!(began.elapsed() <= RENEW_DEADLINE, "{:?}", began.elapsed());
+    api.is_down.store(false, Ordering::SeqCst);
+    // No other replica wants it.
+    first.leading.wait_for(|leads| *leads).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn lost_leader_is_replaced_after_its_lease() {
+    let api = FakeApi::default();
+    let mut first = stand(&api.client(), candidacy("a"));
+    first.leading.wait_for(|leads| *leads).await.unwrap();
+    let mut second = stand(&api.client(), candidacy("b"));
+    tokio::time::sleep(LEASE_DURATION * 2).await;
+    assert!(!*second.leading.borrow());
+    first.candidate.abort();
+    let began = Instant::now();
+    second.leading.wait_for(|leads| *leads).await.unwrap();
+    let took = began.elapsed();
+    // Its last renewal was up to one interval before.
+    assert!(took >= LEASE_DURATION - RENEW_INTERVAL && took <= LEASE_DURATION + RENEW_INTERVAL, "{took:?}");
+    let lease = api.lease.lock().unwrap().clone().unwrap();
+    assert_eq!(lease["spec"]["leaseTransitions"], 2, "{lease}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn released_lease_is_acquired_with_next_read() {
+    let api = FakeApi::default();
+    let mut first = stand(&api.client(), candidacy("a"));
+    first.leading.wait_for(|leads| *leads).await.unwrap();
+    let mut second = stand(&api.client(), candidacy("b"));
+    tokio::time::sleep(LEASE_DURATION).await;
+    let began = Instant::now();
+    first.resign().await;
+    second.leading.wait_for(|leads| *leads).await.unwrap();
+    assert!(began.elapsed() <= RENEW_INTERVAL, "{:?}", began.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn renewal_is_one_request() {
+    let api = FakeApi::default();
+    let mut first = stand(&api.client(), candidacy("a"));
+    first.leading.wait_for(|leads| *leads).await.unwrap();
+    api.requests.lock().unwrap().clear();
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    let sent = api.requests.lock().unwrap().clone();
+    assert!((11..=12).contains(&sent.len()) && sent.iter().all(|method| method == "PUT"), "{sent:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn foreign_change_of_held_lease_keeps_leader() {
+    let api = FakeApi::default();
+    let mut first = stand(&api.client(), candidacy("a"));
+    first.leading.wait_for(|leads| *leads).await.unwrap();
+    let _ = first.leading.borrow_and_update();
+    api.lease.lock().unwrap().as_mut().unwrap()["metadata"]["resourceVersion"] = json!("annotated");
+    tokio::time::sleep(LEASE_DURATION * 2).await;
+    assert!(*first.leading.borrow() && !first.leading.has_changed().unwrap());
+    assert_eq!(api.lease.lock().unwrap().as_ref().unwrap()["spec"]["leaseTransitions"], 1);
 }
 
 #[tokio::test]

@@ -2,7 +2,6 @@
 
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
-use std::time::Duration;
 
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use kube::ResourceExt;
@@ -23,8 +22,9 @@ use crate::resources::names;
 use crate::spec::provider::{ValidatedProvider, validate};
 use crate::spec::rotation::{self, Known, Plan};
 
-/// No watch reports a change of the user's own Secret, so it is read at this interval.
-pub(super) const OWN_SECRET_INTERVAL: Duration = Duration::from_secs(10);
+/// The interval for a pass that lacks something of another Provider: its secrets could not be read, or its relays do not
+/// know this Provider yet.
+const SHARED_INTERVAL: SignedDuration = SignedDuration::from_secs(10);
 
 /// Applies the objects as far as possible. Failures are part of the outcome; the rest is done as completely as
 /// possible.
@@ -48,10 +48,6 @@ pub(super) async fn advance(
         valid.serve_too(sharer, pools);
     }
     let shared = entries::entries(&ctx.client, view, fetched.applied.as_ref()).await;
-    let relay = &provider.spec.relay;
-    let own_refs =
-        provider.spec.worker_secret_ref.is_some() || relay.admin_token_secret_ref.is_some() || relay.tls.is_some();
-    let polls = own_refs || shared.is_incomplete;
     let now = Timestamp::now();
     let Planned { plan, salt, admin_token } = match plan_secrets(provider, &fetched, view, now) {
         Ok(planned) => planned,
@@ -100,15 +96,15 @@ pub(super) async fn advance(
         cold_models: valid.cold_models,
         ignores_expect_workers: valid.spec.relay.expect_workers && valid.scales_from_zero,
         events: if applied.failure.is_none() { plan.events } else { Vec::new() },
-        wake_at: next_pass(plan.wake_at, polls, now),
+        wake_at: next_pass(plan.wake_at, shared.is_incomplete, now),
         failure: applied.failure,
     }
 }
 
-/// Returns the time of the next pass: that of the next step of a rotation, or [`OWN_SECRET_INTERVAL`] from now if this
-/// pass depends on something that no watch reports.
+/// Returns the time of the next pass: that of the next step of a rotation, or [`SHARED_INTERVAL`] from now if this pass
+/// depends on something that no watch reports.
 pub(super) fn next_pass(step: Option<Timestamp>, polls: bool, now: Timestamp) -> Option<Timestamp> {
-    let poll = polls.then(|| now + SignedDuration::try_from(OWN_SECRET_INTERVAL).unwrap_or_default());
+    let poll = polls.then(|| now + SHARED_INTERVAL);
     [step, poll].into_iter().flatten().min()
 }
 

@@ -104,7 +104,7 @@ pub(super) enum FailureKind {
     Final,
     /// A user has to change something that no watch reports: retried less and less often.
     Stalled,
-    /// The user's Secret is read every few seconds.
+    /// A user's Secret is missing or wrong. A watch reports its correction.
     Awaited,
     /// Retried with a back-off.
     Transient,

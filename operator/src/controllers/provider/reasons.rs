@@ -43,9 +43,10 @@ reasons! {
     ROTATING_SECRET = "RotatingSecret";
     /// The spec is invalid; the message names the field. The previous configuration stays in effect.
     INVALID_SPEC = "InvalidSpec";
-    /// A Secret that the spec names, or its key, is missing. The operator retries every few seconds.
+    /// A Secret that the spec names, or its key, is missing. The operator retries when it changes.
     SECRET_NOT_FOUND = "SecretNotFound";
-    /// Relays cannot use the Secret of `relay.tls`; the message names the required change. The operator retries every few seconds.
+    /// Relays cannot use the Secret of `relay.tls`; the message names the required change. The operator retries when
+    /// the Secret changes.
     SECRET_INVALID = "SecretInvalid";
     /// An object with a name that the Provider needs belongs to another owner: rename or delete it, or rename the Provider.
     NAME_TAKEN = "NameTaken";

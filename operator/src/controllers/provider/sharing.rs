@@ -57,7 +57,7 @@ pub(super) async fn advance(
     };
     let config_hash = applied.filter(|applied| applied.entry(&entry.name) == Some(&entry)).map(|applied| applied.hash);
     // The owner's pass requests another one of this Provider; this is only a precaution.
-    let polls = config_hash.is_none() || provider.spec.worker_secret_ref.is_some();
+    let polls = config_hash.is_none();
     let version = memory.versions.get(&names::worker_secret(&valid.name)).cloned();
     ProviderOutcome {
         generation,

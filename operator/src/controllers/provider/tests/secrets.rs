@@ -179,7 +179,7 @@ async fn user_secret_is_awaited_and_its_change_rotates() {
     let mut world = World::new();
     let provider = provider(json!({"workerSecretRef": {"name": "mine", "key": "k"}}));
     let action = world.changed(&provider).await.unwrap();
-    assert_eq!(action, Action::requeue(OWN_SECRET_INTERVAL));
+    assert_eq!(action, Action::requeue(IDLE_INTERVAL));
     assert_eq!(world.condition("Reconciling"), ("True".into(), "SecretNotFound".into()));
     assert_eq!(world.condition("Stalled").0, "False");
 

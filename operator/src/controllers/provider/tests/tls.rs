@@ -39,7 +39,7 @@ async fn relay_enables_tls_only_with_valid_secret() {
             world.api.put(SECRET, secret);
         }
         let next = world.changed(&with_certificate()).await.unwrap();
-        assert_eq!(next, Action::requeue(OWN_SECRET_INTERVAL));
+        assert_eq!(next, Action::requeue(IDLE_INTERVAL));
         for condition in ["Ready", "Reconciling"] {
             assert_eq!(world.condition(condition).1, reason);
         }

@@ -3,7 +3,11 @@
 //! The leader renews the lease with one request: an update of the version that it wrote last. The API server rejects it
 //! if anybody else has written the lease since, so an accepted renewal also proves that the replica still leads. The
 //! other replicas read the lease, and acquire it once they have seen no new version for its whole duration. Clocks of
-//! different machines are never compared.
+//! different machines are never compared. A lease that a user deletes, shortens, or takes from its holder does not make a
+//! second leader: the others wait until the leader must have noticed or stopped.
+//!
+//! As with every lease, a process that is suspended as a whole for longer than the deadline may send one more request
+//! when it continues, before it notices that it leads no more. Both leaders would write the same objects.
 
 use std::future::Future;
 use std::pin::pin;

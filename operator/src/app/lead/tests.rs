@@ -193,6 +193,51 @@ async fn foreign_change_of_held_lease_keeps_leader() {
     assert_eq!(api.lease.lock().unwrap().as_ref().unwrap()["spec"]["leaseTransitions"], 1);
 }
 
+#[tokio::test(start_paused = true)]
+async fn cleared_holder_makes_no_second_leader() {
+    let api = FakeApi::default();
+    let mut first = stand(&api.client(), candidacy("a"));
+    first.leading.wait_for(|leads| *leads).await.unwrap();
+    let second = stand(&api.client(), candidacy("b"));
+    let _ = first.leading.borrow_and_update();
+    // The second replica reads the lease before the first one renews it.
+    tokio::time::sleep(RENEW_INTERVAL + Duration::from_secs(1)).await;
+    for _ in 0..3 {
+        let mut lease = api.lease.lock().unwrap().clone().unwrap();
+        lease["spec"]["holderIdentity"] = Value::Null;
+        lease["metadata"]["resourceVersion"] = json!("cleared");
+        *api.lease.lock().unwrap() = Some(lease);
+        tokio::time::sleep(Duration::from_secs(7)).await;
+        assert!(*first.leading.borrow() && !*second.leading.borrow());
+    }
+    assert!(!first.leading.has_changed().unwrap());
+}
+
+#[tokio::test(start_paused = true)]
+async fn shortened_lease_makes_no_second_leader() {
+    let api = FakeApi::default();
+    let mut first = stand(&api.client(), candidacy("a"));
+    first.leading.wait_for(|leads| *leads).await.unwrap();
+    let second = stand(&api.client(), candidacy("b"));
+    api.lease.lock().unwrap().as_mut().unwrap()["spec"]["leaseDurationSeconds"] = json!(1);
+    tokio::time::sleep(RENEW_INTERVAL * 2).await;
+    assert!(*first.leading.borrow() && !*second.leading.borrow());
+}
+
+#[tokio::test(start_paused = true)]
+async fn new_replica_outwaits_leader_of_deleted_lease() {
+    let api = FakeApi::default();
+    let mut first = stand(&api.client(), candidacy("a"));
+    first.leading.wait_for(|leads| *leads).await.unwrap();
+    // Only the leader is cut off.
+    api.is_down.store(true, Ordering::SeqCst);
+    api.remove();
+    let other = FakeApi { is_down: Arc::default(), ..api.clone() };
+    let mut second = stand(&other.client(), candidacy("b"));
+    second.leading.wait_for(|leads| *leads).await.unwrap();
+    assert!(!*first.leading.borrow(), "both lead");
+}
+
 #[tokio::test]
 async fn work_starts_with_lease_and_stops_without_it() {
     struct Running(Arc<AtomicUsize>);

@@ -7,10 +7,6 @@ use tokio::time::Instant;
 
 use super::{LEASE_DURATION, RENEW_DEADLINE, RENEW_INTERVAL};
 
-/// A missing lease is left to its leader for this long, which recreates it with its next renewal. A new replica does not
-/// wait for longer, because at the first installation there is no leader.
-const FIRST_CHANCE: Duration = Duration::from_millis(5500);
-
 /// The knowledge of the lease.
 #[derive(Default)]
 pub(super) struct LeaseView {
@@ -56,8 +52,15 @@ impl LeaseView {
         self.missing_since = None;
         let spec = lease.spec.as_ref();
         let holder = spec.and_then(|spec| spec.holder_identity.as_deref()).filter(|holder| !holder.is_empty());
-        // Its own lease was changed by another writer, or an earlier process of the same Pod held it.
-        if holder.is_none_or(|holder| holder == instance) {
+        let leads = self.until_deadline(now).is_some();
+        let is_own = match holder {
+            // Another writer changed the lease, or an earlier process of the same Pod held it.
+            Some(holder) => holder == instance,
+            None => leads,
+        };
+        let seconds = spec.and_then(|spec| u64::try_from(spec.lease_duration_seconds?).ok());
+        // Whoever releases the lease removes its duration.
+        if is_own || (holder.is_none() && seconds.is_none()) {
             return Next::Acquire(Box::new(lease));
         }
         self.held = None;
@@ -67,19 +70,19 @@ impl LeaseView {
             Some(_) | None => now,
         };
         self.observed = Some((version.clone(), since));
-        let seconds = spec.and_then(|spec| u64::try_from(spec.lease_duration_seconds?).ok());
-        let left = seconds.map_or(LEASE_DURATION, Duration::from_secs).saturating_sub(now - since);
+        // A user may have shortened it, and its leader goes by its own.
+        let duration = seconds.map_or(LEASE_DURATION, Duration::from_secs).max(LEASE_DURATION);
+        let left = duration.saturating_sub(now - since);
         if left.is_zero() { Next::Acquire(Box::new(lease)) } else { Next::Wait(left.min(RENEW_INTERVAL)) }
     }
 
+    /// A missing lease is left to its leader, which recreates it with its next renewal, or else stops in time.
     fn observe_missing(&mut self, now: Instant) -> Next {
         // Another replica would have to wait.
         if self.until_deadline(now).is_some() {
             return Next::Create;
         }
-        let is_new = self.observed.is_none() && self.held.is_none();
-        let chance = if is_new { FIRST_CHANCE } else { RENEW_DEADLINE };
-        let left = chance.saturating_sub(now - *self.missing_since.get_or_insert(now));
+        let left = RENEW_DEADLINE.saturating_sub(now - *self.missing_since.get_or_insert(now));
         if left.is_zero() { Next::Create } else { Next::Wait(left) }
     }
 }

@@ -219,3 +219,26 @@ async fn unreadable_secret_of_sharer_keeps_its_entry() {
     assert_eq!(world.shared_yaml(), yaml);
     assert_eq!(world.condition_of("front", "Stalled").0, "False", "it is not the owner's problem");
 }
+
+#[tokio::test]
+async fn changed_user_secret_of_sharer_reaches_relay() {
+    let mut world = World::new();
+    let (owner, sharer) = (front(), chat(json!({}), json!({"workerSecretRef": {"name": "mine", "key": "k"}})));
+    let path = "/api/v1/namespaces/research/secrets/mine";
+    let put = |world: &World, value: &str| {
+        let data = json!({"k": ByteString(value.as_bytes().to_vec())});
+        world.api.put(path, json!({"metadata": {"name": "mine", "namespace": "research"}, "data": data}));
+    };
+    put(&world, "first-value-of-the-user-01");
+    world.share(&owner, &sharer).await;
+    world.front_runs_newest();
+    world.pass(&sharer).await.unwrap();
+    world.is_requested("llm", "front");
+    // As the watch of Secrets does.
+    put(&world, "second-value-of-the-user-02");
+    world.changed_one(&sharer).await;
+    assert!(world.is_requested("llm", "front"), "the owner writes the configuration");
+    world.changed_one(&owner).await;
+    let at_relay = world.value("front-relay", "chat.research.worker-secret");
+    assert_eq!(at_relay.as_deref(), Some("second-value-of-the-user-02"));
+}

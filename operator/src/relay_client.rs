@@ -124,6 +124,11 @@ impl Relays {
         for pod in caches.relay_pods.state() {
             let Some(provider) = pod.labels().get(names::PROVIDER_LABEL) else { continue };
             let key = (pod.namespace().unwrap_or_default(), provider.clone());
+            let owner = caches.providers.get(&ObjectRef::new(&key.1).within(&key.0));
+            // Relays of a Provider that is now served by another one's, or of a predecessor of its name. That one's report applies.
+            if owner.is_some_and(|owner| owner.spec.relay_ref.is_some()) {
+                continue;
+            }
             relays.by_provider.entry(key).or_default().push(RelayPod::of(&pod));
         }
         relays

@@ -133,8 +133,16 @@ pub async fn run(ctx: Arc<Context>, caches: Caches, requests: UnboundedReceiver<
         .run(reconcile, retry, shared.clone())
         .for_each(|outcome| {
             match outcome {
-                // A pool that is gone needs no work.
-                Ok(_) | Err(ControllerError::ObjectNotFound(_)) => {}
+                Ok(_) => {}
+                // A pool that is gone needs no work, but Pods may wait for it.
+                Err(ControllerError::ObjectNotFound(gone)) => {
+                    let shared = shared.clone();
+                    tokio::spawn(async move {
+                        let mut pool = ObjectRef::new(&gone.name);
+                        pool.namespace = gone.namespace;
+                        pods::release_orphans(&shared.ctx.client, &shared.caches, &pool).await;
+                    });
+                }
                 Err(ControllerError::ReconcilerFailed(error, pool)) => {
                     tracing::warn!(namespace = pool.namespace, workerpool = pool.name, %error, "failed to reconcile WorkerPool; retrying");
                 }
@@ -144,7 +152,7 @@ pub async fn run(ctx: Arc<Context>, caches: Caches, requests: UnboundedReceiver<
             }
             future::ready(())
         });
-    future::join(controller, Ticker::new(shared).run()).await;
+    future::join(controller, Ticker::new(shared.clone()).run()).await;
 }
 
 /// Yields each pool once for all requests within [`GATHER`] of the first. The controller's own debouncing is not used,
@@ -260,7 +268,7 @@ async fn publish_taken_event(pool: &WorkerPool, shared: &PoolContext) {
 }
 
 async fn release(pool: &WorkerPool, shared: &PoolContext, counts: &PodCounts) -> Result<(), ReconcileError> {
-    let released = pods::release(&shared.ctx.client, pool, &counts.gated)
+    let released = pods::release(&shared.ctx.client, &memory::key(pool).0, &counts.gated)
         .await
         .map_err(|source| ReconcileError::Write { what: "a Pod that waits for the pool", source: Box::new(source) })?;
     if released > 0 {

@@ -35,8 +35,20 @@ const TOKEN_PATH: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 /// The number of bytes of bodies that a relay may hold. A user may set another value.
 const BODY_BUDGET_ENV: &str = "MAX_BUFFERED_BYTES";
 
+/// The name of the volume with the token for the API server.
+pub const API_ACCESS: &str = "api-access";
+
+/// The volumes that not every relay has.
+#[derive(Clone, Copy, Debug)]
+pub struct Mounts {
+    /// The clients' keys.
+    pub api_keys: bool,
+    /// The token for the API server: to write keys, or to have tokens reviewed.
+    pub api_access: bool,
+}
+
 /// Returns the relay's Deployment. It always contains the number of replicas: omitted once, it would drop to one.
-pub fn deployment(provider: &ValidatedProvider, defaults: &RelayDefaults, mounts_api_keys: bool) -> Manifest {
+pub fn deployment(provider: &ValidatedProvider, defaults: &RelayDefaults, mounts: Mounts) -> Manifest {
     let mut metadata = provider.metadata(&names::relay(&provider.name));
     if let Some(labels) = metadata.get_mut("labels").and_then(Value::as_object_mut) {
         labels.insert("app.kubernetes.io/version".to_owned(), json!(env!("CARGO_PKG_VERSION")));
@@ -46,7 +58,7 @@ pub fn deployment(provider: &ValidatedProvider, defaults: &RelayDefaults, mounts
         "revisionHistoryLimit": 3,
         "selector": {"matchLabels": names::relay_selector(&provider.name)},
         "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
-        "template": {"metadata": pod_metadata(provider), "spec": pod_spec(provider, defaults, mounts_api_keys)},
+        "template": {"metadata": pod_metadata(provider), "spec": pod_spec(provider, defaults, mounts)},
     });
     object(ApiResource::erase::<Deployment>(&()), metadata, "spec", spec)
 }
@@ -110,7 +122,7 @@ fn pod_metadata(provider: &ValidatedProvider) -> Value {
     json!({"labels": labels, "annotations": annotations})
 }
 
-fn pod_spec(provider: &ValidatedProvider, defaults: &RelayDefaults, mounts_api_keys: bool) -> Value {
+fn pod_spec(provider: &ValidatedProvider, defaults: &RelayDefaults, mounts: Mounts) -> Value {
     let relay = &provider.spec.relay;
     let template = &relay.pod_template;
     let mut spec = Map::new();
@@ -120,8 +132,8 @@ fn pod_spec(provider: &ValidatedProvider, defaults: &RelayDefaults, mounts_api_k
     set("enableServiceLinks", json!(false));
     set("terminationGracePeriodSeconds", json!(SHUTDOWN_GRACE_SECS + provider.drain_secs + EXIT_SECS));
     set("securityContext", pod_security(&template.security_context, defaults.omit_ids));
-    set("containers", json!([container(provider, defaults, mounts_api_keys)]));
-    set("volumes", volumes(provider, mounts_api_keys));
+    set("containers", json!([container(provider, defaults, mounts)]));
+    set("volumes", volumes(provider, mounts));
     set("topologySpreadConstraints", spread(provider, defaults));
     let node_selector =
         if template.node_selector.is_empty() { &defaults.node_selector } else { &template.node_selector };
@@ -149,7 +161,7 @@ fn pod_spec(provider: &ValidatedProvider, defaults: &RelayDefaults, mounts_api_k
     Value::Object(spec)
 }
 
-fn container(provider: &ValidatedProvider, defaults: &RelayDefaults, mounts_api_keys: bool) -> Value {
+fn container(provider: &ValidatedProvider, defaults: &RelayDefaults, mounts: Mounts) -> Value {
     let relay = &provider.spec.relay;
     let image = if relay.image.is_empty() { &defaults.image } else { &relay.image };
     let mut container = Map::new();
@@ -159,7 +171,7 @@ fn container(provider: &ValidatedProvider, defaults: &RelayDefaults, mounts_api_
     if let Some(policy) = &defaults.image_pull_policy {
         set("imagePullPolicy", json!(policy));
     }
-    set("env", env(provider, defaults, mounts_api_keys));
+    set("env", env(provider, defaults, mounts));
     set(
         "ports",
         json!([
@@ -179,14 +191,14 @@ fn container(provider: &ValidatedProvider, defaults: &RelayDefaults, mounts_api_
             "allowPrivilegeEscalation": false, "readOnlyRootFilesystem": true, "capabilities": {"drop": ["ALL"]},
         }),
     );
-    set("volumeMounts", volume_mounts(provider, mounts_api_keys));
+    set("volumeMounts", volume_mounts(provider, mounts));
     if let Some(resources) = resources(relay, defaults) {
         set("resources", resources.clone());
     }
     Value::Object(container)
 }
 
-fn env(provider: &ValidatedProvider, defaults: &RelayDefaults, mounts_api_keys: bool) -> Value {
+fn env(provider: &ValidatedProvider, defaults: &RelayDefaults, mounts: Mounts) -> Value {
     let relay = &provider.spec.relay;
     // Includes IPv4, and a kernel without IPv6.
     let listen = |port: i32| format!("[::]:{port}");
@@ -204,7 +216,7 @@ fn env(provider: &ValidatedProvider, defaults: &RelayDefaults, mounts_api_keys: 
         ("LOG_LEVEL", log_level.to_owned()),
         ("LOG_FORMAT", log_format.as_str().to_owned()),
     ];
-    if mounts_api_keys {
+    if mounts.api_keys {
         pairs.push(("API_KEYS_SECRET", names::api_keys_secret(&provider.name)));
         pairs.push(("API_KEYS_FILE", format!("{KEYS_PATH}/{API_KEYS}")));
     }
@@ -235,7 +247,7 @@ fn body_budget(relay: &Relay, defaults: &RelayDefaults) -> Option<u64> {
     Some(limit / 2).filter(|bytes| *bytes > 0)
 }
 
-fn volumes(provider: &ValidatedProvider, mounts_api_keys: bool) -> Value {
+fn volumes(provider: &ValidatedProvider, mounts: Mounts) -> Value {
     let relay = &provider.spec.relay;
     let (admin_secret, admin_key) = match &relay.admin_token_secret_ref {
         Some(own) => (own.name.clone(), own.key.clone()),
@@ -247,12 +259,12 @@ fn volumes(provider: &ValidatedProvider, mounts_api_keys: bool) -> Value {
             "secretName": admin_secret, "defaultMode": 0o440, "items": [{"key": admin_key, "path": ADMIN_TOKEN}],
         }}),
     ];
-    if mounts_api_keys {
+    if mounts.api_keys {
         let keys = names::api_keys_secret(&provider.name);
         volumes
             .push(json!({"name": "api-keys", "secret": {"secretName": keys, "optional": true, "defaultMode": 0o440}}));
     }
-    if uses_api(provider, mounts_api_keys) {
+    if mounts.api_access {
         volumes.push(api_access());
     }
     if let Some(tls) = &relay.tls {
@@ -262,14 +274,9 @@ fn volumes(provider: &ValidatedProvider, mounts_api_keys: bool) -> Value {
     Value::Array(volumes)
 }
 
-/// True if the relay uses the API server: to write keys, or to have tokens reviewed.
-fn uses_api(provider: &ValidatedProvider, mounts_api_keys: bool) -> bool {
-    mounts_api_keys || provider.reviews_tokens
-}
-
 /// Returns the volume that `automountServiceAccountToken` would mount; it is mounted only if the API is used.
 fn api_access() -> Value {
-    json!({"name": "api-access", "projected": {"defaultMode": 0o440, "sources": [
+    json!({"name": API_ACCESS, "projected": {"defaultMode": 0o440, "sources": [
         {"serviceAccountToken": {"path": "token", "expirationSeconds": 3607}},
         {"configMap": {"name": "kube-root-ca.crt", "items": [{"key": "ca.crt", "path": "ca.crt"}]}},
         {"downwardAPI": {"items": [{"path": "namespace", "fieldRef": {"fieldPath": "metadata.namespace"}}]}},
@@ -277,21 +284,21 @@ fn api_access() -> Value {
 }
 
 /// Mounts whole folders: a `subPath` never sees a change.
-fn volume_mounts(provider: &ValidatedProvider, mounts_api_keys: bool) -> Value {
+fn volume_mounts(provider: &ValidatedProvider, mounts: Mounts) -> Value {
     let relay = &provider.spec.relay;
     let mount = |name: &str, path: &str| json!({"name": name, "mountPath": path, "readOnly": true});
-    let mut mounts = vec![mount("config", CONFIG_PATH), mount("admin", ADMIN_PATH)];
-    if mounts_api_keys {
-        mounts.push(mount("api-keys", KEYS_PATH));
+    let mut all = vec![mount("config", CONFIG_PATH), mount("admin", ADMIN_PATH)];
+    if mounts.api_keys {
+        all.push(mount("api-keys", KEYS_PATH));
     }
-    if uses_api(provider, mounts_api_keys) {
-        mounts.push(mount("api-access", TOKEN_PATH));
+    if mounts.api_access {
+        all.push(mount(API_ACCESS, TOKEN_PATH));
     }
     if relay.tls.is_some() {
-        mounts.push(mount("tls", TLS_PATH));
+        all.push(mount("tls", TLS_PATH));
     }
-    mounts.extend(relay.pod_template.volume_mounts.iter().cloned());
-    Value::Array(mounts)
+    all.extend(relay.pod_template.volume_mounts.iter().cloned());
+    Value::Array(all)
 }
 
 /// Returns a probe. Kubelets accept any certificate.

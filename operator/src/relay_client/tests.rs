@@ -366,6 +366,39 @@ fn pod_reports_leaving_state_and_tls() {
     assert!(pod(json!({"metadata": {"name": "a", "deletionTimestamp": "2026-11-01T00:00:00Z"}})).is_leaving);
 }
 
+#[test]
+fn old_relays_of_sharing_provider_are_not_polled() {
+    let (relay_pods, mut pods) = reflector::store();
+    let (providers, mut providers_writer) = reflector::store();
+    let provider = |name: &str, spec: Value| -> Provider {
+        let value = json!({
+            "apiVersion": "modelrelay.io/v1alpha1", "kind": "Provider",
+            "metadata": {"name": name, "namespace": "llm"}, "spec": spec,
+        });
+        serde_json::from_value(value).unwrap()
+    };
+    for provider in [provider("front", json!({})), provider("chat", json!({"relayRef": {"name": "front"}}))] {
+        providers_writer.apply_watcher_event(&watcher::Event::Apply(provider));
+    }
+    for name in ["front", "chat", "deleted"] {
+        let labels = json!({"modelrelay.io/provider": name});
+        let pod = json!({"metadata": {"name": format!("{name}-1"), "namespace": "llm", "labels": labels}});
+        pods.apply_watcher_event(&watcher::Event::Apply(serde_json::from_value(pod).unwrap()));
+    }
+    let caches = Caches {
+        providers,
+        pools: reflector::store().0,
+        relay_pods,
+        pool_pods: reflector::store().0,
+        deployments: reflector::store().0,
+        daemon_sets: reflector::store().0,
+        triggers: Triggers::channels().0,
+    };
+    let mut polled: Vec<String> = Relays::of(&caches).by_provider.into_keys().map(|key| key.1).collect();
+    polled.sort();
+    assert_eq!(polled, ["deleted", "front"]);
+}
+
 #[tokio::test]
 async fn relay_report_triggers_only_its_provider() {
     let (service, _handle) = tower_test::mock::pair::<Request<Body>, Response<Body>>();

@@ -45,6 +45,9 @@ pub const SECRET_CHANGED_ANNOTATION: &str = "modelrelay.io/changed-at";
 pub const NUDGE_ANNOTATION: &str = "modelrelay.io/nudged-at";
 /// Annotation of injected Pods: hash of the worker as it was injected.
 pub const WORKER_HASH_ANNOTATION: &str = "modelrelay.io/worker-hash";
+/// Annotation of Pods that a pool selected by other labels than [`POOL_LABEL`], and that wait for it: they do not name the pool
+/// themselves.
+pub const SELECTED_ANNOTATION: &str = "modelrelay.io/selected";
 /// Annotation of Pods whose worker has a multiplexer: hash of the parts that a running worker cannot reload.
 pub const SLOTS_HASH_ANNOTATION: &str = "modelrelay.io/slots-hash";
 /// Scheduling gate of a Pod whose pool does not exist.

@@ -94,7 +94,7 @@ impl Providers {
     }
 
     /// The route of a request for `model`: to the provider that it names, else to the first whose catalogue has the model,
-    /// else to the first with a worker that serves it, else to the first that has it as an alias, else to the first whose
+    /// else to the first with a worker that serves it, else to the first that may wake one, else to the first that has it as an alias, else to the first whose
     /// workers map the name to one of their models, else to the first with a worker that served it. A sole provider without
     /// a catalogue gets every request while it has no worker.
     pub fn route(&self, named: Option<&str>, model: &str) -> Result<Route, ApiError> {
@@ -159,27 +159,28 @@ impl Providers {
     /// Every name that a client may use: models of workers, catalogues, cold models, and aliases of any of these.
     pub fn names(&self) -> Vec<Named> {
         let table = self.table.load();
-        let mut names = Vec::new();
-        let mut aliases = Vec::new();
+        // In the order in which requests are routed.
+        let (mut names, mut live, mut cold, mut aliases) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         for entry in table.entries.iter().filter(|entry| entry.provider.config().enabled) {
             let named = |(name, model): (&Arc<str>, &Arc<str>)| Named {
                 name: Arc::clone(name),
                 model: Arc::clone(model),
                 provider: Arc::clone(&entry.provider),
             };
-            let live = entry.provider.live_models();
-            let own = names.len();
+            let served = entry.provider.live_models();
             names.extend(entry.catalogue.iter().map(named));
-            names.extend(entry.cold.iter().chain(&live).map(|name| named((name, name))));
-            let is_there = |model: &Arc<str>| names[own..].iter().any(|there| there.name == *model);
+            live.extend(served.iter().map(|name| named((name, name))));
+            cold.extend(entry.cold.iter().map(|name| named((name, name))));
+            let is_there = |model: &Arc<str>| {
+                entry.catalogue.contains_key(model) || served.contains(model) || entry.cold.contains(model)
+            };
             aliases.extend(entry.aliases.iter().filter(|(_, model)| is_there(model)).map(|(alias, model)| {
                 let model = entry.catalogue.get(model).unwrap_or(model);
                 named((alias, model))
             }));
         }
-        // Stable, so that of two providers with the same name the first in the file stays first; and a model before an
-        // alias.
-        names.extend(aliases);
+        // Stable, so that of two providers with the same name the first in the file stays first.
+        names.extend(live.into_iter().chain(cold).chain(aliases));
         names.sort_by(|a, b| a.name.cmp(&b.name));
         names.dedup_by(|later, first| later.name == first.name);
         names
@@ -189,7 +190,7 @@ impl Providers {
     pub fn knows(&self, provider: &Provider, model: &str) -> bool {
         let table = self.table.load();
         let entry = table.entries.iter().find(|entry| entry.provider.name == provider.name);
-        entry.is_some_and(|entry| entry.declared(model).is_some()) || provider.serves(model)
+        entry.is_some_and(|entry| entry.declares(model)) || provider.serves(model)
     }
 }
 
@@ -211,13 +212,13 @@ impl Table {
     }
 }
 
-/// Returns the first candidate that declares the model, else the first with a worker that serves it.
+/// Returns the first candidate whose catalogue has the model, else the first with a worker that serves it, else the first
+/// that may wake one.
 fn now_served<'a, I: Iterator<Item = &'a ProviderRoutes>>(candidates: impl Fn() -> I, model: &str) -> Option<Route> {
-    let declared = candidates().find_map(|entry| entry.declared(model));
-    declared.or_else(|| {
-        let mut open = candidates().filter(|entry| entry.is_open);
-        open.find(|entry| entry.provider.serves(model)).map(|entry| entry.route(model.into()))
-    })
+    let open = || candidates().filter(|entry| entry.is_open);
+    let listed = candidates().find_map(|entry| entry.listed(model));
+    let served = || open().find(|entry| entry.provider.serves(model)).map(|entry| entry.route(model.into()));
+    listed.or_else(served).or_else(|| open().find_map(|entry| entry.cold(model)))
 }
 
 impl ProviderRoutes {
@@ -246,9 +247,16 @@ impl ProviderRoutes {
         }
     }
 
-    fn declared(&self, model: &str) -> Option<Route> {
-        let cold = || self.is_open.then(|| self.cold.iter().find(|cold| &***cold == model)).flatten();
-        let id = self.catalogue.get(model).or_else(cold)?;
+    fn declares(&self, model: &str) -> bool {
+        self.listed(model).is_some() || (self.is_open && self.cold(model).is_some())
+    }
+
+    fn listed(&self, model: &str) -> Option<Route> {
+        Some(self.route(Arc::clone(self.catalogue.get(model)?)))
+    }
+
+    fn cold(&self, model: &str) -> Option<Route> {
+        let id = self.cold.iter().find(|cold| &***cold == model)?;
         Some(self.route(Arc::clone(id)))
     }
 

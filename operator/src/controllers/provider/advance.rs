@@ -65,11 +65,14 @@ pub(super) async fn advance(
             sharers: &shared.entries,
             has_api_keys: fetched.has_api_keys,
             holds_api_keys: fetched.holds_api_keys,
+            has_api_access: view.has_api_access(),
         },
     );
     let mut applied = apply_all(ctx, &valid, &desired, memory).await;
     // Without the right, the relay serves all the same, but admits no worker and no client by a token.
-    if let Err(error) = bind_reviewers(ctx, &valid, view, memory).await {
+    let bound = bind_reviewers(ctx, &valid, view, memory).await;
+    let is_bound = bound.is_ok();
+    if let Some(error) = bound.err().filter(|_| valid.spec.reviews_tokens()) {
         applied.failure.get_or_insert(ProviderFailure::from(&error));
     }
     let service = network::client_service(&valid);
@@ -96,7 +99,7 @@ pub(super) async fn advance(
         cold_models: valid.cold_models,
         ignores_expect_workers: valid.spec.relay.expect_workers && valid.scales_from_zero,
         events: if applied.failure.is_none() { plan.events } else { Vec::new() },
-        wake_at: next_pass(plan.wake_at, shared.is_incomplete, now),
+        wake_at: next_pass(plan.wake_at, shared.is_incomplete || !is_bound, now),
         failure: applied.failure,
     }
 }
@@ -138,7 +141,9 @@ async fn bind_reviewers(
             memory.bound = Some(relays);
             Ok(())
         }
-        // This Provider does not need the right, so the failure does not concern it.
+        // Without a binding there is nothing to retry: those that need the right report it.
+        Err(reviewers::ReviewerError::NoBinding) if !valid.spec.reviews_tokens() => Ok(()),
+        // No relay of this Provider needs the right, so the failure does not concern it.
         Err(error) if !valid.reviews_tokens => {
             tracing::debug!(provider = valid.name, %error, "failed to update the token review binding; keeping it unchanged");
             Ok(())

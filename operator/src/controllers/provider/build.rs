@@ -5,6 +5,7 @@ use modelrelay_protocol::secret::Secret;
 
 use crate::context::OperatorLocation;
 use crate::manifests::config::shared::SharedEntry;
+use crate::manifests::relay::Mounts;
 use crate::manifests::{Manifest, config, network, relay, secrets};
 use crate::settings::defaults::RelayDefaults;
 use crate::spec::provider::ValidatedProvider;
@@ -45,6 +46,9 @@ pub(super) struct RelayInputs<'a> {
     pub(super) has_api_keys: bool,
     /// True if it contains keys.
     pub(super) holds_api_keys: bool,
+    /// True if the relay's Pods have a token for the API server. They keep it: otherwise another Provider that the relay
+    /// serves, and that no longer lists ServiceAccounts, would replace them.
+    pub(super) has_api_access: bool,
 }
 
 /// Builds the desired objects.
@@ -82,6 +86,10 @@ pub(super) fn build(provider: &ValidatedProvider, inputs: &RelayInputs<'_>) -> D
     } else {
         unwanted.push(policy);
     }
-    objects.push(relay::deployment(provider, inputs.defaults, mounts_api_keys));
+    let mounts = Mounts {
+        api_keys: mounts_api_keys,
+        api_access: mounts_api_keys || provider.reviews_tokens || inputs.has_api_access,
+    };
+    objects.push(relay::deployment(provider, inputs.defaults, mounts));
     Desired { secrets, objects, unwanted, mounts_api_keys, config_hash: config.hash }
 }

@@ -14,6 +14,7 @@ use super::reviewers;
 use crate::cluster::cache::Caches;
 use crate::context::Context;
 use crate::crd::{Provider, WorkerPool};
+use crate::manifests::relay;
 use crate::relays::state::RelaySnapshot;
 use crate::resources::names;
 use crate::spec::sharing::{self, SharingError};
@@ -71,6 +72,12 @@ impl ClusterView {
             sharers: sharing::sharers(provider, &providers).into_iter().map(with_pools).collect(),
             relay,
         }
+    }
+
+    /// True if the relay's Pods have a token for the API server.
+    pub(super) fn has_api_access(&self) -> bool {
+        let template = || self.deployment.as_ref()?.spec.as_ref()?.template.spec.as_ref();
+        template().is_some_and(|pod| pod.volumes.iter().flatten().any(|volume| volume.name == relay::API_ACCESS))
     }
 
     /// Returns the names of the Pods that should run the newest configuration.
@@ -166,16 +173,21 @@ mod tests {
         let value = json!({"metadata": {"name": "a"}, "spec": {"nodeName": "n", "containers": []}});
         let report = RelayReport { config_hash: Some("new".to_owned()), ..RelayReport::default() };
         let relays = [("a".to_owned(), Ok(report)), ("b".to_owned(), Err("connection failed".to_owned()))];
-        let view = ClusterView {
+        let reported = Some(Arc::new(RelaySnapshot { relays: relays.into(), ..RelaySnapshot::default() }));
+        let pods = vec![Arc::new(serde_json::from_value(value).unwrap()), pod];
+        ClusterView { reported, ..view(pods, None) }.is_confirmed("new", at(minutes))
+    }
+
+    fn view(relay_pods: Vec<Arc<Pod>>, deployment: Option<Arc<Deployment>>) -> ClusterView {
+        ClusterView {
             reviewers: BTreeSet::new(),
             relay: Ok(None),
             sharers: Vec::new(),
-            relay_pods: vec![Arc::new(serde_json::from_value(value).unwrap()), pod],
-            deployment: None,
+            relay_pods,
+            deployment,
             pools: Vec::new(),
-            reported: Some(Arc::new(RelaySnapshot { relays: relays.into(), ..RelaySnapshot::default() })),
-        };
-        view.is_confirmed("new", at(minutes))
+            reported: None,
+        }
     }
 
     #[test]
@@ -204,6 +216,17 @@ mod tests {
         assert!(!is_confirmed_with_silent_pod(silent.clone(), 9) && is_confirmed_with_silent_pod(silent, 10));
         // The kubelet has not seen it yet.
         assert!(!is_confirmed_with_silent_pod(pod(Some("n"), &json!({})), 10_000));
+    }
+
+    #[test]
+    fn token_of_relays_is_found_in_their_deployment() {
+        let has_token = |volumes: Value| {
+            let spec = json!({"selector": {}, "template": {"spec": {"containers": [], "volumes": volumes}}});
+            let deployment = serde_json::from_value(json!({"metadata": {"name": "a"}, "spec": spec})).unwrap();
+            view(Vec::new(), Some(Arc::new(deployment))).has_api_access()
+        };
+        assert!(has_token(json!([{"name": "config"}, {"name": "api-access"}])));
+        assert!(!has_token(json!([{"name": "config"}])) && !view(Vec::new(), None).has_api_access());
     }
 
     #[test]

@@ -79,6 +79,12 @@ fn without_right<P: AsRef<Provider> + Clone>(all: &[P], subjects: &[Subject]) ->
     all.iter().filter(lacks).cloned().collect()
 }
 
+/// Returns the error of a Provider that another one's relay serves, if the relay cannot review its workers' tokens.
+pub(super) fn missing(provider: &Provider, binding: Option<&str>) -> Option<ReviewerError> {
+    let is_missing = binding.is_none_or(str::is_empty) && !provider.spec.worker_service_accounts.is_empty();
+    is_missing.then_some(ReviewerError::NoBinding)
+}
+
 /// Allows exactly these relays of the namespace to create TokenReviews.
 pub(super) async fn bind(
     client: &Client,

@@ -9,6 +9,7 @@ use super::cluster_view::ClusterView;
 use super::fetch::{self, FetchedSecrets, fetch};
 use super::memory::ProviderMemory;
 use super::outcome::{ProviderFailure, ProviderOutcome, WorkerSecret};
+use super::reviewers;
 use crate::cluster::apply::Owner;
 use crate::cluster::cache::Caches;
 use crate::context::Context;
@@ -58,6 +59,9 @@ pub(super) async fn advance(
     let config_hash = applied.filter(|applied| applied.entry(&entry.name) == Some(&entry)).map(|applied| applied.hash);
     // The owner's pass requests another one of this Provider; this is only a precaution.
     let polls = config_hash.is_none();
+    // The relay serves all the same, but admits no worker by a token.
+    let binding = ctx.defaults.relay.token_review_binding.as_deref();
+    let failure = reviewers::missing(provider, binding).map(|error| ProviderFailure::from(&error));
     let version = memory.versions.get(&names::worker_secret(&valid.name)).cloned();
     ProviderOutcome {
         generation,
@@ -71,8 +75,8 @@ pub(super) async fn advance(
         ignores_expect_workers: false,
         published: Some(published),
         wake_at: advance::next_pass(plan.wake_at, polls, Timestamp::now()),
-        events: plan.events,
-        failure: None,
+        events: if failure.is_none() { plan.events } else { Vec::new() },
+        failure,
     }
 }
 

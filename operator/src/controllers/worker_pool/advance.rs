@@ -86,7 +86,11 @@ async fn reconcile_objects(
     objects::unread(shared, pool, &config).await?;
     let Some(workload) = validated.workload else {
         return match &validated.target {
-            Some(target) => Ok(target_outcome(target::reconcile(pool, shared, target).await?)),
+            Some(target) => {
+                let reading = target::reconcile(pool, shared, target).await?;
+                let overruled = shared.memory.with(pool, |entry| entry.target.overruled(target));
+                Ok(target_outcome(reading, overruled))
+            }
             None => Ok(PoolOutcome::default()),
         };
     };
@@ -119,11 +123,13 @@ async fn reconcile_objects(
     Ok(PoolOutcome { rollout, dispute, outdated: rendered.outdated, ..PoolOutcome::default() })
 }
 
-fn target_outcome(reading: TargetReading) -> PoolOutcome {
+fn target_outcome(reading: TargetReading, overruled: Option<(i32, i32)>) -> PoolOutcome {
     match reading {
         TargetReading::Stalled(reason, message) => PoolOutcome::stalled(reason, message),
         TargetReading::There { rollout, rival } => {
-            PoolOutcome { rollout: Some(rollout), dispute: rival.map(Dispute::Left), ..PoolOutcome::default() }
+            let overruled = overruled.map(|(wanted, stored)| Dispute::Overruled { wanted, stored });
+            let dispute = rival.map(Dispute::Left).or(overruled);
+            PoolOutcome { rollout: Some(rollout), dispute, ..PoolOutcome::default() }
         }
     }
 }
@@ -151,7 +157,7 @@ fn choose_replicas(
     match dispute {
         // If it is omitted while no other manager owns it, the API server sets it to 1.
         Some(Dispute::Left(_)) => (Replicas { wanted: has, left_out: owned }, dispute),
-        Some(Dispute::Settled(_)) | None => (Replicas { wanted, left_out: false }, dispute),
+        Some(Dispute::Settled(_) | Dispute::Overruled { .. }) | None => (Replicas { wanted, left_out: false }, dispute),
     }
 }
 

@@ -98,7 +98,8 @@ pub(super) fn taken_pods(caches: &Caches, pool: &WorkerPool) -> Option<(String, 
     let own = pool.name_any();
     let mut taken: BTreeMap<String, usize> = BTreeMap::new();
     for pod in caches.pool_pods.state() {
-        let Some(owner) = pod.labels().get(names::POOL_LABEL).filter(|owner| **owner != own) else { continue };
+        let is_other = |owner: &&String| **owner != own && *owner != names::NO_POOL;
+        let Some(owner) = pod.labels().get(names::POOL_LABEL).filter(is_other) else { continue };
         if pod.metadata.namespace == pool.metadata.namespace && selects(pool, pod.labels()) {
             *taken.entry(owner.clone()).or_default() += 1;
         }

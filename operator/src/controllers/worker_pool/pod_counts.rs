@@ -46,6 +46,13 @@ pub struct Gated {
     pub uid: String,
 }
 
+impl Gated {
+    fn of(pod: &Pod) -> Self {
+        let meta = &pod.metadata;
+        Self { name: meta.name.clone().unwrap_or_default(), uid: meta.uid.clone().unwrap_or_default() }
+    }
+}
+
 /// The time that the worker of a ready Pod may take to register before this is reported.
 pub const SETTLED: Duration = Duration::from_secs(30);
 
@@ -73,6 +80,19 @@ pub struct Measure<'a> {
     pub now: Timestamp,
 }
 
+/// Returns the Pods that wait for a pool which selected them. Without that pool, nothing releases them, and their creators
+/// did not request a worker.
+pub fn orphans<'a>(pods: impl IntoIterator<Item = &'a Pod>) -> Vec<Gated> {
+    let waits = |pod: &&Pod| {
+        let annotations = pod.metadata.annotations.as_ref();
+        pod.metadata.deletion_timestamp.is_none()
+            && is_gated(pod)
+            && has_controller(pod)
+            && annotations.is_some_and(|annotations| annotations.contains_key(names::SELECTED_ANNOTATION))
+    };
+    pods.into_iter().filter(waits).map(Gated::of).collect()
+}
+
 /// Counts the Pods.
 pub fn take<'a>(pods: impl IntoIterator<Item = &'a Pod>, measure: Measure<'_>) -> PodCounts {
     let mut counts = PodCounts::default();
@@ -89,7 +109,7 @@ pub fn take<'a>(pods: impl IntoIterator<Item = &'a Pod>, measure: Measure<'_>) -
 fn count(counts: &mut PodCounts, pod: &Pod, measure: Measure<'_>) {
     let name = pod.metadata.name.clone().unwrap_or_default();
     if is_gated(pod) && has_controller(pod) && !is_late(pod, measure.usable) {
-        counts.gated.push(Gated { name, uid: pod.metadata.uid.clone().unwrap_or_default() });
+        counts.gated.push(Gated::of(pod));
         return;
     }
     counts.pods += 1;

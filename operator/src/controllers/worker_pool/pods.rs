@@ -2,14 +2,17 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::{StreamExt, stream};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, DeleteParams, Patch, PatchParams, Preconditions};
+use kube::runtime::reflector::ObjectRef;
 use kube::{Client, ResourceExt};
 use serde_json::json;
 
-use super::pod_counts::Gated;
+use super::pod_counts::{Gated, orphans};
+use crate::cluster::cache::Caches;
 use crate::crd::WorkerPool;
 use crate::relays::state::RelaySnapshot;
 use crate::resources::names;
@@ -18,13 +21,15 @@ use crate::resources::names;
 const DELETION_COST: &str = "controller.kubernetes.io/pod-deletion-cost";
 /// The cost of a Pod whose worker no relay knows: it serves no request.
 const UNCONNECTED: i64 = -1;
+/// The pause after Pods of a deleted pool could not be deleted.
+const ORPHAN_RETRY: Duration = Duration::from_secs(30);
 /// The number of Pods that are written at once.
 const CONCURRENCY: usize = 8;
 
 /// Deletes Pods that were created before their pool could be used, so that their controllers create new ones with a
 /// worker. Returns the number of deleted Pods.
-pub async fn release(client: &Client, pool: &WorkerPool, gated: &[Gated]) -> Result<usize, kube::Error> {
-    let api: Api<Pod> = Api::namespaced(client.clone(), &pool.namespace().unwrap_or_default());
+pub async fn release(client: &Client, namespace: &str, gated: &[Gated]) -> Result<usize, kube::Error> {
+    let api: Api<Pod> = Api::namespaced(client.clone(), namespace);
     let mut released = 0;
     for pod in gated {
         let params = DeleteParams {
@@ -39,6 +44,36 @@ pub async fn release(client: &Client, pool: &WorkerPool, gated: &[Gated]) -> Res
         }
     }
     Ok(released)
+}
+
+/// Deletes the Pods that a pool selected and that wait for it, although it is gone. Their controllers create new ones, which
+/// then wait for no pool. A pool that was created a moment ago and is not in the cache selects them again.
+pub async fn release_orphans(client: &Client, caches: &Caches, pool: &ObjectRef<WorkerPool>) {
+    let namespace = pool.namespace.clone().unwrap_or_default();
+    let of_pool = |pod: &Arc<Pod>| {
+        pod.metadata.namespace == pool.namespace && pod.labels().get(names::POOL_LABEL) == Some(&pool.name)
+    };
+    let pods: Vec<Arc<Pod>> = caches.pool_pods.state().into_iter().filter(of_pool).collect();
+    let orphans = orphans(pods.iter().map(AsRef::as_ref));
+    if orphans.is_empty() {
+        return;
+    }
+    match release(client, &namespace, &orphans).await {
+        Ok(released) => {
+            tracing::info!(
+                namespace,
+                workerpool = pool.name,
+                released,
+                "recreated Pods that waited for a deleted pool"
+            );
+        }
+        Err(error) => {
+            let workerpool = &pool.name;
+            tracing::warn!(namespace, workerpool, %error, "failed to delete Pods that wait for a deleted pool; retrying");
+            tokio::time::sleep(ORPHAN_RETRY).await;
+            caches.triggers.pool(&namespace, &pool.name);
+        }
+    }
 }
 
 /// Makes the idlest Pods the first to be deleted. A failed write is a lost hint, not an error.

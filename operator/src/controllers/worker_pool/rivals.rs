@@ -40,6 +40,13 @@ pub enum Dispute {
     Settled(Rival),
     /// Their number stays.
     Left(Rival),
+    /// The API server stores another number than the one that the operator writes.
+    Overruled {
+        /// The number written.
+        wanted: i32,
+        /// The number stored.
+        stored: i32,
+    },
 }
 
 /// The history of such conflicts.

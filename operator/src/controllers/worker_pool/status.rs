@@ -204,15 +204,8 @@ fn wanted(facts: &PoolFacts<'_>) -> [Wanted; 3] {
 /// Returns the Stalled condition for other writers of the number of replicas: true if the operator yields to them.
 fn conflict(facts: &PoolFacts<'_>) -> Option<ConditionState> {
     let of = |stalls: bool, message: String| Some(ConditionState::new(stalls, Reason::ScalingConflict, message));
-    if let (Some(target), Some(Dispute::Left(rival))) = (facts.pool.spec.target(), &facts.dispute) {
-        let (rival, target) = (rival.describe(), target.display());
-        return of(
-            true,
-            format!(
-                "{rival} scales {target}, and the operator does not override it: remove it or spec.scaling; if it is removed, scale \
-             {target} once to another number"
-            ),
-        );
+    if let (Some(target), Some(dispute)) = (facts.pool.spec.target(), &facts.dispute) {
+        return of(true, target_conflict(&target.display(), dispute));
     }
     let by_dispute = facts.dispute.as_ref().and_then(|dispute| {
         let name = facts.pool.metadata.name.as_deref().unwrap_or_default();
@@ -230,6 +223,7 @@ fn conflict(facts: &PoolFacts<'_>) -> Option<ConditionState> {
                 let rival = rival.describe();
                 of(true, format!("{rival} keeps scaling {whose}; the operator does not override it for now: scale WorkerPool {name} instead"))
             }
+            Dispute::Overruled { .. } => None,
             Dispute::Settled(rival) => {
                 let rival = rival.describe();
                 of(false, format!("{rival} scaled {whose}; the operator reverted it: scale WorkerPool {name} instead"))
@@ -253,6 +247,20 @@ fn conflict(facts: &PoolFacts<'_>) -> Option<ConditionState> {
             ),
         ),
     })
+}
+
+fn target_conflict(target: &str, dispute: &Dispute) -> String {
+    match dispute {
+        Dispute::Left(rival) | Dispute::Settled(rival) => format!(
+            "{} scales {target}, and the operator does not override it: remove it or spec.scaling; if it is removed, scale \
+             {target} once to another number",
+            rival.describe(),
+        ),
+        Dispute::Overruled { wanted, stored } => format!(
+            "the operator scaled {target} to {wanted}, and the API server stored {stored}: an admission webhook changes the number; \
+             exempt {target} from it, or remove spec.scaling. The operator retries"
+        ),
+    }
 }
 
 /// Returns the number that the operator writes, with a verb.

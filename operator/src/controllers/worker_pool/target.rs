@@ -36,6 +36,8 @@ pub struct TargetState {
     last: Option<TargetRef>,
     /// The target whose scale the API server did not permit to write.
     refused: Option<TargetRef>,
+    /// The target whose number was replaced while it was written, with the number written and the number stored.
+    overruled: Option<(TargetRef, i32, i32)>,
     /// The number of writes that began or ended. A read that overlaps with one may be outdated.
     writes: u64,
 }
@@ -61,6 +63,16 @@ impl TargetState {
     /// Returns the number of Pods of the target that exist.
     pub fn running(&self, target: &TargetRef) -> i32 {
         self.observed.as_ref().filter(|observed| observed.target == *target).map_or(0, |observed| observed.running)
+    }
+
+    /// Returns the numbers written and stored, if the API server did not store the operator's last number.
+    pub fn overruled(&self, target: &TargetRef) -> Option<(i32, i32)> {
+        self.overruled.as_ref().filter(|overruled| overruled.0 == *target).map(|(_, wanted, stored)| (*wanted, *stored))
+    }
+
+    /// Records that the target has the number that the operator wants.
+    pub fn agree(&mut self) {
+        self.overruled = None;
     }
 
     fn observe(&mut self, target: &TargetRef, scale: &Scale) {
@@ -141,6 +153,7 @@ pub(super) async fn reconcile(
             if entry.target.last.replace(target.clone()).is_some_and(|last| last != *target) {
                 // The number of another workload is no write of another writer, and begins its own delay.
                 entry.writers = Writers::default();
+                entry.target.overruled = None;
                 entry.history.begin_again(Instant::now());
             }
             entry.target.observe(target, &scale);
@@ -149,15 +162,25 @@ pub(super) async fn reconcile(
     Ok(TargetReading::There { rollout, rival: None })
 }
 
-/// Scales the target from one number to another, and returns true if this happened. False means that the number was
-/// another one, or that the target changed meanwhile or is gone.
+/// The result of a write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum TargetWrite {
+    /// The target has the number.
+    Done,
+    /// The number was another one, or the target changed meanwhile or is gone.
+    Outdated,
+    /// The API server stored this number instead, as an admission webhook makes it.
+    Overruled(i32),
+}
+
+/// Scales the target from one number to another.
 pub(super) async fn write(
     pool: &WorkerPool,
     shared: &PoolContext,
     target: &TargetRef,
     from: i32,
     to: i32,
-) -> Result<bool, kube::Error> {
+) -> Result<TargetWrite, kube::Error> {
     let api = api(pool, shared, target);
     let note = |note: &dyn Fn(&mut TargetState)| {
         shared.memory.with(pool, |entry| {
@@ -168,11 +191,13 @@ pub(super) async fn write(
     note(&|_| {});
     let written = replace(&api, target, from, to).await;
     note(&|state| match &written {
-        Ok(Some(scale)) => {
+        Ok(Replaced { scale: Some(scale), patched }) => {
             state.observe(target, scale);
             state.observed.as_mut().map(|observed| observed.unconfirmed.take());
+            let stored = wanted(scale);
+            state.overruled = (*patched && stored != to).then(|| (target.clone(), to, stored));
         }
-        Ok(None) => state.observed = None,
+        Ok(Replaced { scale: None, .. }) => state.observed = None,
         Err(kube::Error::Api(status)) if status.code == 403 => {
             state.observed = None;
             state.refused = Some(target.clone());
@@ -181,29 +206,36 @@ pub(super) async fn write(
     });
     // The status shows the new number, or the reason that there is none.
     shared.caches.triggers.pool(&pool.namespace().unwrap_or_default(), &pool.name_any());
-    Ok(written?.is_some_and(|scale| wanted(&scale) == to))
+    Ok(match written? {
+        Replaced { scale: Some(scale), .. } if wanted(&scale) == to => TargetWrite::Done,
+        Replaced { scale: Some(scale), patched: true } => TargetWrite::Overruled(wanted(&scale)),
+        Replaced { .. } => TargetWrite::Outdated,
+    })
 }
 
-/// Replaces one number by another; returns the target's scale afterwards, or `None` if it must be read again.
-async fn replace(
-    api: &Api<DynamicObject>,
-    target: &TargetRef,
-    from: i32,
-    to: i32,
-) -> Result<Option<Scale>, kube::Error> {
+/// The target after an attempt to replace its number.
+struct Replaced {
+    /// Its scale, or `None` if it must be read again.
+    scale: Option<Scale>,
+    /// True if the API server accepted the write.
+    patched: bool,
+}
+
+/// Replaces one number by another.
+async fn replace(api: &Api<DynamicObject>, target: &TargetRef, from: i32, to: i32) -> Result<Replaced, kube::Error> {
     let outdated = |error: kube::Error| {
         let passes = matches!(&error, kube::Error::Api(status) if matches!(status.code, 404 | 409));
-        if passes { Ok(None) } else { Err(error) }
+        if passes { Ok(Replaced { scale: None, patched: false }) } else { Err(error) }
     };
     let there = match api.get_scale(&target.name).await {
         Ok(scale) if wanted(&scale) == from => scale,
-        Ok(scale) => return Ok(Some(scale)),
+        Ok(scale) => return Ok(Replaced { scale: Some(scale), patched: false }),
         Err(error) => return outdated(error),
     };
     // Another writer's number in between must not be overwritten.
     let patch = json!({"metadata": {"resourceVersion": there.metadata.resource_version}, "spec": {"replicas": to}});
     match api.patch_scale(&target.name, &params(), &Patch::Merge(&patch)).await {
-        Ok(scale) => Ok(Some(scale)),
+        Ok(scale) => Ok(Replaced { scale: Some(scale), patched: true }),
         Err(error) => outdated(error),
     }
 }

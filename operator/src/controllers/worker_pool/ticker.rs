@@ -14,6 +14,7 @@ use super::memory::key;
 use super::scaling::share::{self, ModelCapacity, Sharer};
 use super::scaling::{Load, ScalingDecision, ScalingInputs, Why};
 use super::status::Workers;
+use super::target::TargetWrite;
 use super::writers::{ReplicaObservation, ReplicaOwner};
 use super::{PoolContext, advance, fetch, replicas, residency, target};
 use crate::crd::WorkerPool;
@@ -268,6 +269,9 @@ fn evaluate(
             ReplicaObservation::Same => {}
         }
         let decision = entry.history.decide(now, config, &inputs);
+        if decision.replicas == current {
+            entry.target.agree();
+        }
         let may_write = entry.writers.replica_owner(now, config.delay) != ReplicaOwner::Yielding
             && entry.scale_after.is_none_or(|after| after <= now);
         may_write.then_some(decision)
@@ -286,25 +290,40 @@ fn has_other_pods(shared: &PoolContext, pool: &WorkerPool) -> bool {
     usize::try_from(running).is_ok_and(|running| own < running)
 }
 
-/// Writes the number; returns the generation of the pool afterwards, or `None` if another change came first.
-async fn write(shared: &PoolContext, pool: &WorkerPool, from: i32, to: i32) -> Result<Option<i64>, kube::Error> {
+/// The result of writing a number.
+enum ReplicaWrite {
+    /// The number was written, and the pool has this generation.
+    Done(i64),
+    /// Another change came first.
+    Outdated,
+    /// The API server stored this number instead.
+    Overruled(i32),
+}
+
+/// Writes the number.
+async fn write(shared: &PoolContext, pool: &WorkerPool, from: i32, to: i32) -> Result<ReplicaWrite, kube::Error> {
     let Some(target) = pool.spec.target() else {
         let written = replicas::write(&shared.ctx.client, pool, to).await?;
-        return Ok(written.map(|pool| pool.metadata.generation.unwrap_or_default()));
+        let generation = |pool: WorkerPool| pool.metadata.generation.unwrap_or_default();
+        return Ok(written.map_or(ReplicaWrite::Outdated, |pool| ReplicaWrite::Done(generation(pool))));
     };
     if to < from && target.kind == TargetKind::Deployment {
         advance::rank(pool, shared, &fetch::pods(&shared.caches, pool)).await;
     }
-    Ok(target::write(pool, shared, target, from, to).await?.then_some(0))
+    Ok(match target::write(pool, shared, target, from, to).await? {
+        TargetWrite::Done => ReplicaWrite::Done(0),
+        TargetWrite::Outdated => ReplicaWrite::Outdated,
+        TargetWrite::Overruled(stored) => ReplicaWrite::Overruled(stored),
+    })
 }
 
 pub(super) async fn carry_out(shared: &PoolContext, change: Change) {
     let Change { pool, from, decision, load } = change;
     let to = decision.replicas;
     match write(shared, &pool, from, to).await {
-        Ok(Some(generation)) => {
+        Ok(ReplicaWrite::Done(generation)) => {
             shared.memory.with(&pool, |entry| {
-                entry.writers.wrote(generation, to);
+                entry.writers.wrote(generation, from, to);
                 entry.scaled();
             });
             let note = format!("from {from} to {to}: {}", why(decision.why, load));
@@ -312,7 +331,20 @@ pub(super) async fn carry_out(shared: &PoolContext, change: Change) {
             let reason = if to > from { "ScaledUp" } else { "ScaledDown" };
             shared.ctx.publish(&pool.object_ref(&()), EventType::Normal, reason, "Scale", note).await;
         }
-        Ok(None) => {}
+        Ok(ReplicaWrite::Outdated) => {}
+        Ok(ReplicaWrite::Overruled(stored)) => {
+            shared.memory.with(&pool, |entry| {
+                entry.writers.wrote(0, from, stored);
+                entry.scaling_failed(Instant::now());
+            });
+            tracing::warn!(
+                namespace = pool.namespace(),
+                workerpool = pool.name_any(),
+                wanted = to,
+                stored,
+                "the API server stored another number of replicas than the one written, as an admission webhook makes it; retrying"
+            );
+        }
         Err(error) => {
             shared.memory.with(&pool, |entry| entry.scaling_failed(Instant::now()));
             tracing::warn!(

@@ -5,8 +5,17 @@
 //! raise it. Two within a delay mean a program that disagrees, and two programs that correct each other would restart
 //! backends indefinitely: the operator then yields, and writes nothing until a whole delay has passed without another
 //! write.
+//!
+//! A program may also need longer than a delay to correct the operator, as a manifest that is applied every ten minutes.
+//! Therefore, a write that undoes the operator's last one is remembered for a day: from the second one on the operator
+//! yields, each time for twice as long.
 
 use std::time::{Duration, Instant};
+
+/// The time after which a write that undid the operator's is forgotten, unless there was another one.
+const REMEMBERED: Duration = Duration::from_secs(24 * 3600);
+/// The longest time for which the operator yields, unless one delay is longer.
+const LONGEST_YIELD: Duration = Duration::from_secs(8 * 3600);
 
 /// The history of the number's writers.
 #[derive(Clone, Debug, Default)]
@@ -17,6 +26,10 @@ pub struct Writers {
     wrote: i64,
     /// The last two writes by others, the newer first.
     foreign: [Option<Instant>; 2],
+    /// The numbers before and after the operator's last write, unless another writer has changed it since.
+    own: Option<(i32, i32)>,
+    /// The number of writes that undid the operator's, and when the last one was seen.
+    undone: Option<(u32, Instant)>,
 }
 
 /// The result of observing the number.
@@ -52,27 +65,45 @@ impl Writers {
         }
         let expected = self.known.or(noted);
         self.known = Some(replicas);
-        if expected.is_none_or(|expected| expected == replicas) || noted == Some(replicas) {
+        let Some(expected) = expected.filter(|expected| *expected != replicas) else { return ReplicaObservation::Same };
+        if noted == Some(replicas) {
+            self.own = Some((expected, replicas));
             return ReplicaObservation::Same;
+        }
+        if self.own.take().is_some_and(|(before, after)| (before < after) == (replicas < after)) {
+            let earlier = self.undone.filter(|(_, at)| now.saturating_duration_since(*at) < REMEMBERED);
+            self.undone = Some((earlier.map_or(1, |(number, _)| number.saturating_add(1)), now));
         }
         self.foreign = [Some(now), self.foreign[0]];
         ReplicaObservation::Foreign
     }
 
     /// Records the operator's own write, which gave the pool this generation.
-    pub fn wrote(&mut self, generation: i64, replicas: i32) {
-        self.known = Some(replicas);
+    pub fn wrote(&mut self, generation: i64, from: i32, to: i32) {
+        self.known = Some(to);
+        self.own = (from != to).then_some((from, to));
         self.wrote = generation;
     }
 
     /// Returns who owns the number now.
     pub fn replica_owner(&self, now: Instant, delay: Duration) -> ReplicaOwner {
+        if self.yields_until(delay).is_some_and(|until| now < until) {
+            return ReplicaOwner::Yielding;
+        }
         let recent = self.foreign.iter().flatten().filter(|at| now.saturating_duration_since(**at) < delay).count();
         match recent {
             0 => ReplicaOwner::Alone,
             1 => ReplicaOwner::Shared,
             _ => ReplicaOwner::Yielding,
         }
+    }
+
+    /// Returns the end of the time for which the operator yields to a writer that undoes its writes.
+    fn yields_until(&self, delay: Duration) -> Option<Instant> {
+        let (number, at) = self.undone?;
+        let doublings = number.checked_sub(2)?;
+        let doubled = delay.saturating_mul(2_u32.saturating_pow(doublings));
+        Some(at + doubled.min(LONGEST_YIELD.max(delay)))
     }
 }
 
@@ -86,7 +117,7 @@ mod tests {
     fn own_write_is_not_foreign() {
         let (mut writers, now) = (Writers::default(), Instant::now());
         assert_eq!(writers.observe(now, 1, 2, None), ReplicaObservation::Same);
-        writers.wrote(2, 5);
+        writers.wrote(2, 2, 5);
         assert_eq!(writers.observe(now, 1, 2, None), ReplicaObservation::Stale);
         assert_eq!(writers.observe(now, 2, 5, None), ReplicaObservation::Same);
         assert_eq!(writers.replica_owner(now, DELAY), ReplicaOwner::Alone);
@@ -106,7 +137,7 @@ mod tests {
         let (mut writers, now) = (Writers::default(), Instant::now());
         writers.observe(now, 1, 1, None);
         writers.observe(now, 2, 4, None);
-        writers.wrote(3, 8);
+        writers.wrote(3, 4, 8);
         let later = now + Duration::from_secs(15);
         assert_eq!(writers.observe(later, 4, 4, None), ReplicaObservation::Foreign);
         assert_eq!(writers.replica_owner(later, DELAY), ReplicaOwner::Yielding);
@@ -116,7 +147,7 @@ mod tests {
     #[test]
     fn own_write_with_lost_response_is_not_foreign() {
         let (mut writers, now) = (Writers::default(), Instant::now());
-        writers.wrote(1, 2);
+        writers.wrote(1, 1, 2);
         writers.observe(now, 1, 2, Some(2));
         // The write timed out, but succeeded.
         assert_eq!(writers.observe(now, 2, 5, Some(5)), ReplicaObservation::Same);
@@ -130,5 +161,49 @@ mod tests {
         let now = Instant::now();
         assert_eq!(Writers::default().observe(now, 9, 3, Some(3)), ReplicaObservation::Same);
         assert_eq!(Writers::default().observe(now, 9, 4, Some(3)), ReplicaObservation::Foreign);
+    }
+
+    /// Returns what the operator does after each write by another, which comes this long after the operator's.
+    fn after_each_undo(after: Duration, undos: u32) -> Vec<Duration> {
+        let (mut writers, mut now) = (Writers::default(), Instant::now());
+        writers.observe(now, 1, 4, None);
+        let yields = (0..undos).map(|_| {
+            writers.wrote(1, 4, 2);
+            now += after;
+            assert_eq!(writers.observe(now, 1, 3, None), ReplicaObservation::Foreign);
+            let began = now;
+            while writers.replica_owner(now, DELAY) == ReplicaOwner::Yielding {
+                now += DELAY;
+            }
+            let yielded = now - began;
+            // The operator may have scaled up meanwhile, which nobody undid.
+            writers.observe(now, 1, 3, None);
+            writers.wrote(1, 3, 4);
+            now += DELAY;
+            yielded
+        });
+        yields.collect()
+    }
+
+    #[test]
+    fn slow_writer_undoing_scale_down_makes_yields_double() {
+        let delays = |number: u32| DELAY * number;
+        assert_eq!(after_each_undo(DELAY * 2, 5), [delays(0), delays(1), delays(2), delays(4), delays(8)]);
+        let longest = *after_each_undo(DELAY * 2, 20).last().unwrap();
+        assert_eq!(longest, LONGEST_YIELD);
+        assert_eq!(after_each_undo(REMEMBERED, 3), [Duration::ZERO; 3], "it is forgotten");
+    }
+
+    #[test]
+    fn foreign_write_in_own_direction_undoes_nothing() {
+        let (mut writers, mut now) = (Writers::default(), Instant::now());
+        writers.observe(now, 1, 4, None);
+        for _ in 0..4 {
+            writers.wrote(1, 4, 3);
+            now += DELAY * 2;
+            assert_eq!(writers.observe(now, 1, 2, None), ReplicaObservation::Foreign);
+            assert_eq!(writers.replica_owner(now, DELAY), ReplicaOwner::Shared);
+            writers.wrote(1, 2, 4);
+        }
     }
 }

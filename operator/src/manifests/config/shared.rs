@@ -44,10 +44,12 @@ impl SharedEntry {
         }
     }
 
-    /// Returns its size in the configuration Secret, or more.
+    /// Returns its size in the configuration Secret, with the keys of its secrets.
     pub fn bytes(&self) -> usize {
+        const INDENT: usize = 2;
         let secrets = self.secrets.iter().map(|(key, value)| key.len() + value.expose().len());
-        serde_yaml::to_string(&self.yaml).map_or(0, |yaml| yaml.len()) + secrets.sum::<usize>()
+        let yaml = serde_yaml::to_string(&self.yaml).unwrap_or_default();
+        yaml.len() + INDENT * yaml.lines().count() + secrets.sum::<usize>()
     }
 }
 

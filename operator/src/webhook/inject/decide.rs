@@ -18,7 +18,7 @@ use crate::crd::WorkerPool;
 use crate::crd::worker_pool::Mode;
 use crate::manifests::sidecar::{self, SidecarInputs};
 use crate::resources::conditions::STALLED;
-use crate::resources::names::{NO_POOL, NO_SUCH_POOL_GATE, POOL_LABEL};
+use crate::resources::names::{NO_POOL, NO_SUCH_POOL_GATE, POOL_LABEL, SELECTED_ANNOTATION};
 use crate::settings::defaults::WorkerDefaults;
 use crate::spec::worker_pool::reasons::Reason;
 use crate::spec::worker_pool::selection::selecting;
@@ -104,7 +104,10 @@ pub fn decide_selected(
                 format!("WorkerPools {name} and {other} both select this Pod, which belongs to the older one, {name}")
             }));
         }
-        AdmissionDecision::Gated { pod, .. } => mark_selected(pod, &name),
+        AdmissionDecision::Gated { pod, .. } => {
+            mark_selected(pod, &name);
+            mark_waiting(pod);
+        }
         // The Pod's creator did not request a worker.
         AdmissionDecision::Refused(why) => {
             let namespace = first.namespace();
@@ -120,6 +123,19 @@ pub fn decide_selected(
 fn mark_selected(pod: &mut Value, pool: &str) {
     if let Some(labels) = pod.pointer_mut("/metadata/labels").and_then(Value::as_object_mut) {
         labels.insert(POOL_LABEL.to_owned(), pool.into());
+    }
+}
+
+/// Annotates a Pod that waits for a pool which its creator did not name. Without the pool, it need not wait.
+fn mark_waiting(pod: &mut Value) {
+    if let Some(metadata) = pod.pointer_mut("/metadata").and_then(Value::as_object_mut) {
+        let annotations = metadata.entry("annotations").or_insert(Value::Null);
+        if annotations.is_null() {
+            *annotations = json!({});
+        }
+        if let Some(annotations) = annotations.as_object_mut() {
+            annotations.insert(SELECTED_ANNOTATION.to_owned(), json!("true"));
+        }
     }
 }
 

@@ -127,6 +127,29 @@ async fn cold_model_requests_wait_for_cold_timeout() {
 }
 
 #[tokio::test]
+async fn serving_provider_precedes_one_with_cold_model() {
+    let config = two_providers("  coldModels: [m]\n  queue: {coldTimeout: 9s}", "");
+    let relay = Relay::builder().config(config).start().await;
+    let mut other = worker_of(&relay, "other", &["m"]).await;
+    let owner = async || {
+        let list = relay.get("/v1/models").await.json();
+        list["data"].as_array().unwrap().iter().find(|model| model["id"] == "m").unwrap()["owned_by"].clone()
+    };
+    let pending = relay.begin(chat("m"));
+    let job = other.expect_request().await;
+    other.answer(&job, &json!({})).await;
+    let _ = pending.reply().await.with_status(200);
+    assert_eq!(owner().await, "other");
+    // Once no worker serves it, a request waits where it may wake one.
+    drop(other);
+    relay.wait_for_workers(0).await;
+    let pending = relay.begin(chat("m"));
+    relay.wait_for_queue_depth("local", 1).await;
+    assert_eq!(owner().await, "local");
+    drop(pending);
+}
+
+#[tokio::test]
 async fn environment_defines_one_provider_of_any_name() {
     let relay = Relay::builder().env("PROVIDER_NAME", "home").start().await;
     assert_eq!(relay.dial().refused().await.status, 404);

@@ -56,6 +56,7 @@ fn built(spec: Value, pools: &[std::sync::Arc<WorkerPool>], plan: &Plan, default
         sharers: &[],
         has_api_keys: false,
         holds_api_keys: false,
+        has_api_access: false,
     };
     build(&valid, &inputs)
 }
@@ -93,6 +94,30 @@ fn empty_spec_matches_snapshot() {
 fn certificate_matches_snapshot() {
     let spec = json!({"relay": {"tls": {"secretName": "local-tls"}, "service": {"workers": true}}});
     snapshot::check("provider-tls", &page(&built(spec, &[], &steady(), &defaults())));
+}
+
+#[test]
+fn relay_keeps_token_that_sharer_no_longer_needs() {
+    let deployment = |change: &dyn Fn(&mut ValidatedProvider), has_api_access: bool| {
+        let mut valid = validate(&provider(json!({})), &[]).unwrap();
+        change(&mut valid);
+        let inputs = RelayInputs {
+            defaults: &defaults(),
+            operator: &OperatorLocation::in_namespace("mr-system"),
+            plan: &steady(),
+            salt: &Secret::new("salt-value"),
+            admin_token: None,
+            sharers: &[],
+            has_api_keys: false,
+            holds_api_keys: false,
+            has_api_access,
+        };
+        let objects = build(&valid, &inputs).objects;
+        objects.into_iter().find(|object| object.value["kind"] == "Deployment").unwrap().value
+    };
+    let needed = deployment(&|valid| valid.reviews_tokens = true, false);
+    assert_eq!(deployment(&|_| {}, true), needed);
+    assert_ne!(deployment(&|_| {}, false), needed);
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! Passes that concern the right to have tokens reviewed.
 
+use k8s_openapi::jiff::SignedDuration;
+
 use super::*;
 
 const BINDING: &str = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/reviews";
@@ -27,6 +29,40 @@ async fn missing_right_to_bind_reviewers_is_reported() {
     world.pass(&provider(json!({}))).await.unwrap();
     assert_eq!(world.condition("Reconciling").0, "True", "it waits for relays");
     assert_ne!(world.condition("Reconciling").1, "Forbidden");
+}
+
+#[tokio::test]
+async fn missing_right_is_reported_by_sharer_that_needs_it() {
+    let mut world = World::new();
+    let mut guest = provider(json!({"relayRef": {"name": "local"}, "workerServiceAccounts": ["gpu"]}));
+    (guest.metadata.name, guest.metadata.uid) = (Some("guest".to_owned()), Some("u-2".to_owned()));
+    let owner = provider(json!({}));
+    for one in [&owner, &guest] {
+        world.providers.apply_watcher_event(&watcher::Event::Apply(one.clone()));
+    }
+    world.pass(&owner).await.unwrap();
+    world.pass(&guest).await.unwrap_err();
+    world.changed(&owner).await.unwrap();
+    assert_ne!(world.condition("Reconciling").1, "Forbidden", "it is not the owner's problem");
+    let status = world.api.object("providers/guest/status").unwrap().to_string();
+    assert!(status.contains("Forbidden") && status.contains("rbac.workerTokens=true"), "{status}");
+    assert!(world.value("local-relay", "guest.worker-secret").is_some(), "it is served all the same");
+}
+
+#[tokio::test]
+async fn unreachable_binding_for_sharer_is_retried() {
+    let mut world = World::with_binding("reviews");
+    let mut guest = provider(json!({"relayRef": {"name": "local"}, "workerServiceAccounts": ["gpu"]}));
+    (guest.metadata.name, guest.metadata.uid) = (Some("guest".to_owned()), Some("u-2".to_owned()));
+    let owner = provider(json!({}));
+    for one in [&owner, &guest] {
+        world.providers.apply_watcher_event(&watcher::Event::Apply(one.clone()));
+    }
+    // The binding does not exist yet.
+    world.pass(&owner).await.unwrap();
+    assert_ne!(world.condition("Reconciling").1, "APIError");
+    let wake_at = world.shared.ledger().memories.values().next().unwrap().outcome.as_ref().unwrap().wake_at;
+    assert!(wake_at.unwrap() < Timestamp::now() + SignedDuration::from_secs(11));
 }
 
 #[tokio::test]

@@ -48,6 +48,7 @@ impl Looks {
         match self.rivals.observe(self.start + Duration::from_secs(second), rival, has, ours)? {
             Dispute::Left(rival) => left(&rival.manager),
             Dispute::Settled(rival) => settled(&rival.manager),
+            overruled @ Dispute::Overruled { .. } => panic!("{overruled:?}"),
         }
     }
 }

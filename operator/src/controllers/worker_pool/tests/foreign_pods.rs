@@ -63,6 +63,29 @@ async fn injected_pods_are_outdated_when_rendering_changes() {
 }
 
 #[tokio::test]
+async fn pods_that_deleted_pool_selected_are_recreated() {
+    let mut scene = Scene::new(&json!({"template": null, "replicas": null}));
+    let mut put = |name: &str, pool: &str, annotations: Value| {
+        let pod = json!({
+            "metadata": {
+                "name": name, "namespace": "llm", "uid": "u", "labels": {"modelrelay.io/pool": pool}, "annotations": annotations,
+                "ownerReferences": [{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": "r", "controller": true}],
+            },
+            "spec": {"containers": [{"name": "vllm"}], "schedulingGates": [{"name": "modelrelay.io/no-such-pool"}]},
+        });
+        scene.server.lock().unwrap().objects.insert(format!("/api/v1/namespaces/llm/pods/{name}"), pod.clone());
+        scene.pods.apply_watcher_event(&watcher::Event::Apply(serde_json::from_value(pod).unwrap()));
+    };
+    put("selected", "gone", json!({"modelrelay.io/selected": "true"}));
+    // Its creator names a pool, which may be created later.
+    put("labelled", "gone", json!({}));
+    put("other", "another", json!({"modelrelay.io/selected": "true"}));
+    let gone = ObjectRef::new("gone").within("llm");
+    pods::release_orphans(&scene.shared.ctx.client, &scene.shared.caches, &gone).await;
+    assert_eq!(scene.writes(), ["DELETE /api/v1/namespaces/llm/pods/selected"]);
+}
+
+#[tokio::test]
 async fn gated_pods_are_released_when_pool_becomes_usable() {
     const GATED: &str = "/api/v1/namespaces/llm/pods/vllm-1";
     let mut scene = Scene::new(&json!({"template": null, "replicas": null, "multiplexer": {"loadTimeout": "5m"}}));

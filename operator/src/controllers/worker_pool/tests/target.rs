@@ -16,7 +16,9 @@ pub(super) fn scale(object: &mut Value, body: &Value) -> (u16, Value) {
         return (409, failure(409, "the object has been modified"));
     }
     if let Some(number) = body["spec"].get("replicas") {
-        object["spec"]["replicas"] = number.clone();
+        // An admission webhook may replace it.
+        let admitted = object["metadata"]["annotations"]["admitted"].clone();
+        object["spec"]["replicas"] = if admitted.is_null() { number.clone() } else { admitted };
     }
     let scale = json!({
         "apiVersion": "autoscaling/v1", "kind": "Scale", "metadata": {"resourceVersion": version},
@@ -287,4 +289,46 @@ async fn target_without_pools_pods_has_no_pods() {
     scene.server.lock().unwrap().objects.get_mut(STATEFUL_SET).unwrap()["spec"]["replicas"] = json!(0);
     scene.reconcile().await.unwrap();
     assert_eq!(scene.condition("Ready"), ("True".into(), "ScaledToZero".into()));
+}
+
+#[tokio::test]
+async fn number_replaced_by_webhook_is_reported_and_retried() {
+    let scene = scene("StatefulSet", 1);
+    let admit = |admitted: Value| {
+        let mut server = scene.server.lock().unwrap();
+        server.objects.get_mut(STATEFUL_SET).unwrap()["metadata"]["annotations"]["admitted"] = admitted;
+    };
+    admit(json!(1));
+    let start = Instant::now();
+    scene.waiting(9);
+    scene.reconcile().await.unwrap();
+    scene.writes();
+    for _ in 0..5 {
+        scene.tick(start).await;
+    }
+    assert_eq!(scene.writes(), written(&[STATEFUL_SET_SCALE]), "it is not written in a loop");
+    scene.reconcile().await.unwrap();
+    let (status, reason, message) = scene.stalled();
+    assert_eq!((&*status, &*reason), ("True", "ScalingConflict"));
+    assert!(message.contains("scaled StatefulSet vllm to 3, and the API server stored 1"), "{message}");
+    admit(Value::Null);
+    scene.tick(start + Duration::from_secs(600)).await;
+    scene.reconcile().await.unwrap();
+    assert_eq!((scene.number(STATEFUL_SET), scene.stalled().0), (json!(3), "False".into()));
+}
+
+#[tokio::test]
+async fn webhooks_number_is_no_complaint_once_load_fits() {
+    let scene = scene("StatefulSet", 1);
+    scene.server.lock().unwrap().objects.get_mut(STATEFUL_SET).unwrap()["metadata"]["annotations"] =
+        json!({"admitted": 2});
+    scene.waiting(16);
+    scene.reconcile().await.unwrap();
+    scene.tick(Instant::now()).await;
+    scene.reconcile().await.unwrap();
+    assert!(scene.stalled().2.contains("stored 2"), "{}", scene.stalled().2);
+    scene.waiting(8);
+    scene.tick(Instant::now() + Duration::from_secs(1)).await;
+    scene.reconcile().await.unwrap();
+    assert_eq!(scene.condition("Stalled").0, "False");
 }

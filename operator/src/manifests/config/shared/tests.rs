@@ -68,6 +68,28 @@ fn written_configuration_is_read_back_unchanged() {
 }
 
 #[test]
+fn size_of_entry_is_what_it_adds_to_secret() {
+    let models: Vec<_> =
+        (0..99).map(|number| json!({"id": format!("model {number}: x"), "aliases": ["a\u{e4}"]})).collect();
+    let models = models.into_iter().enumerate().map(|(number, mut model)| {
+        model["aliases"] = json!([format!("a{number}"), format!("# {number}")]);
+        model
+    });
+    let settings =
+        json!({"models": models.collect::<Vec<_>>(), "workerServiceAccounts": ["gpu"], "queue": {"timeout": "10s"}});
+    let entry = SharedEntry::of(&valid("chat", &settings), "chat.research", &secrets("a"));
+    let size = |sharers: &[SharedEntry]| -> usize {
+        let config = relay_config(&valid("front", &json!({})), &plan(), &Secret::new("salt"), sharers);
+        let data = config.manifest.value["data"].as_object().unwrap().clone();
+        let value =
+            |value: serde_json::Value| serde_json::from_value::<k8s_openapi::ByteString>(value).unwrap().0.len();
+        data.into_iter().map(|(key, bytes)| if key == "relay.yaml" { 0 } else { key.len() } + value(bytes)).sum()
+    };
+    let added = size(std::slice::from_ref(&entry)) - size(&[]);
+    assert_eq!(added, entry.bytes());
+}
+
+#[test]
 fn sharer_receives_no_request_without_its_models() {
     let settings = json!({"models": [{"id": "m"}], "defaultModel": "m", "fallbackModel": "m"});
     let entry = SharedEntry::of(&valid("chat", &settings), "chat", &secrets("a"));

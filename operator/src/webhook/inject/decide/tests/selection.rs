@@ -58,6 +58,7 @@ fn selected_pod_of_unusable_pool_is_gated_with_label() {
     let AdmissionDecision::Gated { pod, .. } = selected(&unlabelled(), &[unusable]) else { panic!("not gated") };
     assert_eq!(pod["metadata"]["labels"][POOL_LABEL], "a");
     assert_eq!(pod["spec"]["schedulingGates"][0]["name"], NO_SUCH_POOL_GATE);
+    assert_eq!(pod["metadata"]["annotations"][SELECTED_ANNOTATION], "true");
 }
 
 #[test]

@@ -126,6 +126,7 @@ def test_selectors_select_only_the_operator(values):
     labels = deployment["spec"]["template"]["metadata"]["labels"]
     selector = deployment["spec"]["selector"]["matchLabels"]
     assert selector.items() <= labels.items()
+    assert labels["modelrelay.io/pool"] == "none", "webhooks must not block the Pods that serve them"
     assert not {"app.kubernetes.io/version", "helm.sh/chart"} & labels.keys(), "an upgrade would restart the operator"
     selected = [thing["spec"]["selector"] for thing in chart.of_kind(objects, "Service")]
     selected += [thing["spec"]["selector"]["matchLabels"] for thing in chart.of_kind(objects, "PodDisruptionBudget")]

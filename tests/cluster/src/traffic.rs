@@ -121,7 +121,10 @@ impl Running {
         while let Some(ended) = self.clients.join_next().await {
             ended.expect("a client does not panic");
         }
-        self.counts()
+        let counts = self.counts();
+        // Shown by `--success-output immediate`, with the name of the test: the figures of docs/kubernetes/operations.md.
+        eprintln!("{counts}");
+        counts
     }
 
     async fn wait_for(&self, what: &str, condition: impl FnMut(&Counts) -> bool) {

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 /// Requests that a release sends while it creates one Provider; without them the log proves nothing. Requests that it
 /// sends only at its start may be in an older file of the log by now.
 const MADE: [(&str, &str); 9] = [
-    ("get", "leases"),
+    ("update", "leases"),
     ("patch", "providers/status"),
     ("patch", "secrets"),
     ("patch", "services"),

@@ -124,9 +124,8 @@ impl Relays {
         for pod in caches.relay_pods.state() {
             let Some(provider) = pod.labels().get(names::PROVIDER_LABEL) else { continue };
             let key = (pod.namespace().unwrap_or_default(), provider.clone());
-            let owner = caches.providers.get(&ObjectRef::new(&key.1).within(&key.0));
             // Relays of a Provider that is now served by another one's, or of a predecessor of its name. That one's report applies.
-            if owner.is_some_and(|owner| owner.spec.relay_ref.is_some()) {
+            if shared_relay(caches, &key).is_some() {
                 continue;
             }
             relays.by_provider.entry(key).or_default().push(RelayPod::of(&pod));
@@ -196,7 +195,8 @@ impl Schedule {
             self.entries.keys().filter(|key| !relays.by_provider.contains_key(*key)).cloned().collect();
         for key in gone {
             let sharers = self.entries.remove(&key).map(|entry| entry.sharers).unwrap_or_default();
-            for key in std::iter::once(key).chain(sharers) {
+            let is_served = shared_relay(caches, &key).is_some_and(|relay| relays.by_provider.contains_key(&relay));
+            for key in Some(key).filter(|_| !is_served).into_iter().chain(sharers) {
                 without_relays(ctx, caches, &key);
             }
         }
@@ -263,6 +263,11 @@ fn poll_relays(
 
 fn record_poll(ctx: &Context, caches: &Caches, schedule: &mut Schedule, result: PollResult) {
     let PollResult { key, snapshots, token } = result;
+    // It refers to another Provider since this poll began.
+    if shared_relay(caches, &key).is_some() {
+        schedule.entries.remove(&key);
+        return;
+    }
     let entry = schedule.entry(&key);
     let is_close = entry.expected.as_ref().is_some_and(|(expected, since)| {
         let confirmed = snapshots.first().is_some_and(|(_, own)| own.all_run(&expected.pods, &expected.hash));
@@ -281,6 +286,12 @@ fn record_poll(ctx: &Context, caches: &Caches, schedule: &mut Schedule, result: 
     for (key, snapshot) in snapshots {
         keep(ctx, caches, &key, snapshot);
     }
+}
+
+/// Returns the Provider whose relay serves this one, if it refers to another.
+fn shared_relay(caches: &Caches, key: &ObjectKey) -> Option<ObjectKey> {
+    let provider = caches.providers.get(&ObjectRef::new(&key.1).within(&key.0))?;
+    provider.spec.relay_ref.is_some().then(|| sharing::relay_key(&provider))
 }
 
 /// Records that no relay serves a Provider: it has no workers and no requests.

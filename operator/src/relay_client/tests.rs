@@ -366,8 +366,8 @@ fn pod_reports_leaving_state_and_tls() {
     assert!(pod(json!({"metadata": {"name": "a", "deletionTimestamp": "2026-11-01T00:00:00Z"}})).is_leaving);
 }
 
-#[test]
-fn old_relays_of_sharing_provider_are_not_polled() {
+#[tokio::test]
+async fn old_relays_of_sharing_provider_are_not_polled() {
     let (relay_pods, mut pods) = reflector::store();
     let (providers, mut providers_writer) = reflector::store();
     let provider = |name: &str, spec: Value| -> Provider {
@@ -397,6 +397,20 @@ fn old_relays_of_sharing_provider_are_not_polled() {
     let mut polled: Vec<String> = Relays::of(&caches).by_provider.into_keys().map(|key| key.1).collect();
     polled.sort();
     assert_eq!(polled, ["deleted", "front"]);
+    // A poll of them that ends late, or their absence, does not replace the shared relay's report.
+    let (service, _handle) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
+    let client = Client::new(service, "default");
+    let ctx = Context::new(client, Defaults::default(), OperatorLocation::in_namespace("system"), "operator-0".into());
+    let (key, shared) =
+        (("llm".to_owned(), "chat".to_owned()), RelaySnapshot { queue_depth: 7, ..RelaySnapshot::default() });
+    keep(&ctx, &caches, &key, shared);
+    let mut schedule = Schedule::default();
+    schedule.entry(&key).is_running = true;
+    let late = PollResult { key: key.clone(), snapshots: vec![(key.clone(), RelaySnapshot::default())], token: None };
+    record_poll(&ctx, &caches, &mut schedule, late);
+    schedule.entry(&key);
+    schedule.keep_only(&Relays::of(&caches), &ctx, &caches);
+    assert_eq!(ctx.relays.of("llm", "chat").unwrap().queue_depth, 7);
 }
 
 #[tokio::test]

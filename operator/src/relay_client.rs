@@ -195,7 +195,7 @@ impl Schedule {
             self.entries.keys().filter(|key| !relays.by_provider.contains_key(*key)).cloned().collect();
         for key in gone {
             let sharers = self.entries.remove(&key).map(|entry| entry.sharers).unwrap_or_default();
-            let is_served = shared_relay(caches, &key).is_some_and(|relay| relays.by_provider.contains_key(&relay));
+            let is_served = serving_relay(caches, &key).is_some_and(|relay| relays.by_provider.contains_key(&relay));
             for key in Some(key).filter(|_| !is_served).into_iter().chain(sharers) {
                 without_relays(ctx, caches, &key);
             }
@@ -266,6 +266,9 @@ fn record_poll(ctx: &Context, caches: &Caches, schedule: &mut Schedule, result: 
     // It refers to another Provider since this poll began.
     if shared_relay(caches, &key).is_some() {
         schedule.entries.remove(&key);
+        if serving_relay(caches, &key).is_none() {
+            without_relays(ctx, caches, &key);
+        }
         return;
     }
     let entry = schedule.entry(&key);
@@ -292,6 +295,13 @@ fn record_poll(ctx: &Context, caches: &Caches, schedule: &mut Schedule, result: 
 fn shared_relay(caches: &Caches, key: &ObjectKey) -> Option<ObjectKey> {
     let provider = caches.providers.get(&ObjectRef::new(&key.1).within(&key.0))?;
     provider.spec.relay_ref.is_some().then(|| sharing::relay_key(&provider))
+}
+
+/// Returns the Provider that this one refers to, if its relay serves this one.
+fn serving_relay(caches: &Caches, key: &ObjectKey) -> Option<ObjectKey> {
+    let relay = shared_relay(caches, key)?;
+    let owner = caches.providers.get(&ObjectRef::new(&relay.1).within(&relay.0))?;
+    caches.sharers(&owner).iter().any(|sharer| sharing::key(sharer) == *key).then_some(relay)
 }
 
 /// Records that no relay serves a Provider: it has no workers and no requests.

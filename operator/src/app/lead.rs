@@ -3,8 +3,9 @@
 //! The leader renews the lease with one request: an update of the version that it wrote last. The API server rejects it
 //! if anybody else has written the lease since, so an accepted renewal also proves that the replica still leads. The
 //! other replicas read the lease, and acquire it once they have seen no new version for its whole duration. Clocks of
-//! different machines are never compared. A lease that a user deletes, shortens, or takes from its holder does not make a
-//! second leader: the others wait until the leader must have noticed or stopped.
+//! different machines are never compared. A lease that a user deletes or shortens, or whose holder a user removes, does not
+//! make a second leader: the others wait until the leader must have noticed or stopped. A user who clears the whole lease,
+//! or makes another replica its holder, has two leaders until the first one's next renewal, at most 10 s later.
 //!
 //! As with every lease, a process that is suspended as a whole for longer than the deadline may send one more request
 //! when it continues, before it notices that it leads no more. Both leaders would write the same objects.
@@ -120,7 +121,10 @@ impl Candidate {
         }
         match timed(self.leases.get_opt(&self.candidacy.lease)).await {
             Ok(lease) => self.act(view, lease).await,
-            Err(error) => self.failed("read", &error),
+            Err(error) => {
+                view.observe_nothing();
+                self.failed("read", &error)
+            }
         }
     }
 
@@ -180,19 +184,36 @@ impl Candidate {
         timed(self.leases.create(&PostParams::default(), &held)).await
     }
 
+    /// Releases the lease's newest version, if this replica holds it.
+    async fn release_newer(&self) -> kube::Result<()> {
+        let lease = timed(self.leases.get(&self.candidacy.lease)).await?;
+        let holder = lease.spec.as_ref().and_then(|spec| spec.holder_identity.as_ref());
+        if holder == Some(&self.candidacy.instance) { self.write(vacated(lease)).await.map(drop) } else { Ok(()) }
+    }
+
     /// Removes the holder, so that another replica leads with its next read.
     async fn release(&self, view: LeaseView) {
-        let Some(mut lease) = view.held() else { return };
-        let transitions = lease.spec.take().and_then(|spec| spec.lease_transitions);
-        lease.spec = Some(LeaseSpec { lease_transitions: transitions, ..LeaseSpec::default() });
-        match self.write(lease).await {
-            Ok(_) => {}
+        let Some(lease) = view.held() else { return };
+        let released = match self.write(vacated(lease)).await {
+            // The last renewal may have been stored without a response, or somebody annotated the lease.
+            Err(kube::Error::Api(status)) if status.code == 409 => self.release_newer().await,
+            other => other.map(drop),
+        };
+        match released {
+            Ok(()) => {}
             Err(error) => {
                 let error = display_kube_error(&error);
                 tracing::warn!(error, "failed to release the lease; it will expire");
             }
         }
     }
+}
+
+/// Removes holder and duration.
+fn vacated(mut lease: Lease) -> Lease {
+    let transitions = lease.spec.take().and_then(|spec| spec.lease_transitions);
+    lease.spec = Some(LeaseSpec { lease_transitions: transitions, ..LeaseSpec::default() });
+    lease
 }
 
 fn publish(leading: &watch::Sender<bool>, leads: bool) {

@@ -325,7 +325,9 @@ fn next(
     if let Some(failure) = &outcome.failure {
         return match failure.kind {
             // The watch of users' Secrets reports the correction of an awaited one.
-            FailureKind::Final | FailureKind::Awaited => Ok(Action::requeue(IDLE_INTERVAL)),
+            FailureKind::Final | FailureKind::Awaited => {
+                Ok(Action::requeue(status_due.unwrap_or(IDLE_INTERVAL).min(IDLE_INTERVAL)))
+            }
             FailureKind::Stalled | FailureKind::Transient => Err(ProviderError::Objects {
                 reason: failure.reason,
                 message: failure.message.clone(),

@@ -370,14 +370,19 @@ fn pod_reports_leaving_state_and_tls() {
 async fn old_relays_of_sharing_provider_are_not_polled() {
     let (relay_pods, mut pods) = reflector::store();
     let (providers, mut providers_writer) = reflector::store();
-    let provider = |name: &str, spec: Value| -> Provider {
+    let provider = |namespace: &str, name: &str, spec: Value| -> Provider {
         let value = json!({
             "apiVersion": "modelrelay.io/v1alpha1", "kind": "Provider",
-            "metadata": {"name": name, "namespace": "llm"}, "spec": spec,
+            "metadata": {"name": name, "namespace": namespace}, "spec": spec,
         });
         serde_json::from_value(value).unwrap()
     };
-    for provider in [provider("front", json!({})), provider("chat", json!({"relayRef": {"name": "front"}}))] {
+    let relay_ref = json!({"relayRef": {"name": "front", "namespace": "llm"}});
+    for provider in [
+        provider("llm", "front", json!({})),
+        provider("llm", "chat", relay_ref.clone()),
+        provider("elsewhere", "refused", relay_ref),
+    ] {
         providers_writer.apply_watcher_event(&watcher::Event::Apply(provider));
     }
     for name in ["front", "chat", "deleted"] {
@@ -411,6 +416,12 @@ async fn old_relays_of_sharing_provider_are_not_polled() {
     schedule.entry(&key);
     schedule.keep_only(&Relays::of(&caches), &ctx, &caches);
     assert_eq!(ctx.relays.of("llm", "chat").unwrap().queue_depth, 7);
+    // The shared relay does not serve one of another namespace without a grant, so the report of its own is not kept.
+    let key = ("elsewhere".to_owned(), "refused".to_owned());
+    keep(&ctx, &caches, &key, RelaySnapshot { queue_depth: 5, ..RelaySnapshot::default() });
+    schedule.entry(&key);
+    schedule.keep_only(&Relays::of(&caches), &ctx, &caches);
+    assert_eq!(ctx.relays.of("elsewhere", "refused").unwrap().queue_depth, 0);
 }
 
 #[tokio::test]

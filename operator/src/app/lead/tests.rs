@@ -171,6 +171,17 @@ async fn released_lease_is_acquired_with_next_read() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn lease_that_another_writer_changed_is_released() {
+    let api = FakeApi::default();
+    let mut first = stand(&api.client(), candidacy("a"));
+    first.leading.wait_for(|leads| *leads).await.unwrap();
+    // As after a renewal whose response was lost.
+    api.lease.lock().unwrap().as_mut().unwrap()["metadata"]["resourceVersion"] = json!("renewed");
+    first.resign().await;
+    assert_eq!(api.holder(), None);
+}
+
+#[tokio::test(start_paused = true)]
 async fn renewal_is_one_request() {
     let api = FakeApi::default();
     let mut first = stand(&api.client(), candidacy("a"));
@@ -236,6 +247,22 @@ async fn new_replica_outwaits_leader_of_deleted_lease() {
     let mut second = stand(&other.client(), candidacy("b"));
     second.leading.wait_for(|leads| *leads).await.unwrap();
     assert!(!*first.leading.borrow(), "both lead");
+}
+
+#[tokio::test(start_paused = true)]
+async fn deleted_lease_is_outwaited_like_expired_one() {
+    let api = FakeApi::default();
+    let mut first = stand(&api.client(), candidacy("a"));
+    first.leading.wait_for(|leads| *leads).await.unwrap();
+    let other = FakeApi { is_down: Arc::default(), ..api.clone() };
+    let mut second = stand(&other.client(), candidacy("b"));
+    tokio::time::sleep(RENEW_INTERVAL * 2).await;
+    api.is_down.store(true, Ordering::SeqCst);
+    api.remove();
+    first.leading.wait_for(|leads| !*leads).await.unwrap();
+    let stopped = Instant::now();
+    second.leading.wait_for(|leads| *leads).await.unwrap();
+    assert!(stopped.elapsed() >= LEASE_DURATION - RENEW_DEADLINE - Duration::from_secs(1), "{:?}", stopped.elapsed());
 }
 
 #[tokio::test]

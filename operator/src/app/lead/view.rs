@@ -46,6 +46,11 @@ impl LeaseView {
         Some(RENEW_DEADLINE.saturating_sub(now - *renewed)).filter(|left| !left.is_zero())
     }
 
+    /// Records that the lease could not be read: meanwhile it may exist, and be renewed.
+    pub(super) fn observe_nothing(&mut self) {
+        self.missing_since = None;
+    }
+
     /// Records what was read, and returns the next step.
     pub(super) fn observe(&mut self, lease: Option<Lease>, instance: &str, now: Instant) -> Next {
         let Some(lease) = lease else { return self.observe_missing(now) };
@@ -82,7 +87,9 @@ impl LeaseView {
         if self.until_deadline(now).is_some() {
             return Next::Create;
         }
-        let left = RENEW_DEADLINE.saturating_sub(now - *self.missing_since.get_or_insert(now));
+        // A lease that was there may have been renewed just before it was deleted. The margin is that of an expiry.
+        let patience = if self.observed.is_some() { LEASE_DURATION } else { RENEW_DEADLINE };
+        let left = patience.saturating_sub(now - *self.missing_since.get_or_insert(now));
         if left.is_zero() { Next::Create } else { Next::Wait(left) }
     }
 }

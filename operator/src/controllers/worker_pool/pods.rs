@@ -47,7 +47,7 @@ pub async fn release(client: &Client, namespace: &str, gated: &[Gated]) -> Resul
 }
 
 /// Deletes the Pods that a pool selected and that wait for it, although it is gone. Their controllers create new ones, which
-/// then wait for no pool. A pool that was created a moment ago and is not in the cache selects them again.
+/// then wait for no pool. The API server is asked whether the pool exists: the cache may not have a new one yet.
 pub async fn release_orphans(client: &Client, caches: &Caches, pool: &ObjectRef<WorkerPool>) {
     let namespace = pool.namespace.clone().unwrap_or_default();
     let of_pool = |pod: &Arc<Pod>| {
@@ -58,7 +58,13 @@ pub async fn release_orphans(client: &Client, caches: &Caches, pool: &ObjectRef<
     if orphans.is_empty() {
         return;
     }
-    match release(client, &namespace, &orphans).await {
+    let pools: Api<WorkerPool> = Api::namespaced(client.clone(), &namespace);
+    let released = match pools.get_metadata_opt(&pool.name).await {
+        Ok(Some(_)) => return,
+        Ok(None) => release(client, &namespace, &orphans).await,
+        Err(error) => Err(error),
+    };
+    match released {
         Ok(released) => {
             tracing::info!(
                 namespace,

@@ -175,6 +175,18 @@ async fn client_keys_stay_mounted_while_not_required() {
 }
 
 #[tokio::test]
+async fn numbers_are_written_soon_while_secret_is_missing() {
+    let mut world = World::new();
+    world.changed(&provider(json!({}))).await.unwrap();
+    world.workers(&["a", "b"], Some("m"));
+    let broken = with_metadata(json!({"generation": 2}), json!({"workerSecretRef": {"name": "mine", "key": "k"}}));
+    assert_eq!(world.changed(&broken).await.unwrap(), Action::requeue(IDLE_INTERVAL));
+    world.workers(&["a"], Some("m"));
+    let next = world.pass(&broken).await.unwrap();
+    assert_ne!(next, Action::requeue(IDLE_INTERVAL), "the status would show two workers for an hour");
+}
+
+#[tokio::test]
 async fn user_secret_is_awaited_and_its_change_rotates() {
     let mut world = World::new();
     let provider = provider(json!({"workerSecretRef": {"name": "mine", "key": "k"}}));

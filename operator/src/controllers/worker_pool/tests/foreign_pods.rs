@@ -80,8 +80,15 @@ async fn pods_that_deleted_pool_selected_are_recreated() {
     // Its creator names a pool, which may be created later.
     put("labelled", "gone", json!({}));
     put("other", "another", json!({"modelrelay.io/selected": "true"}));
-    let gone = ObjectRef::new("gone").within("llm");
-    pods::release_orphans(&scene.shared.ctx.client, &scene.shared.caches, &gone).await;
+    // The cache does not have this pool yet.
+    put("early", "new", json!({"modelrelay.io/selected": "true"}));
+    let path = "/apis/modelrelay.io/v1alpha1/namespaces/llm/workerpools/new".to_owned();
+    let new = json!({"apiVersion": "modelrelay.io/v1alpha1", "kind": "WorkerPool", "metadata": {"name": "new", "namespace": "llm"}});
+    scene.server.lock().unwrap().objects.insert(path, new);
+    for pool in ["gone", "new"] {
+        let pool = ObjectRef::new(pool).within("llm");
+        pods::release_orphans(&scene.shared.ctx.client, &scene.shared.caches, &pool).await;
+    }
     assert_eq!(scene.writes(), ["DELETE /api/v1/namespaces/llm/pods/selected"]);
 }
 

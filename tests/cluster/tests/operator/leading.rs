@@ -11,8 +11,8 @@ use tokio::time::Instant;
 
 use super::replicas::{OPERATOR, Operator, REPLICAS};
 
-/// The time within which a vanished leader is replaced.
-const FAILOVER: Duration = Duration::from_secs(20);
+/// The time within which a vanished leader is replaced: 20 s, and its requests on a busy machine.
+const FAILOVER: Duration = Duration::from_secs(30);
 
 #[tokio::test]
 async fn one_replica_leads_and_all_serve_webhook() {

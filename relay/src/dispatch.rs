@@ -12,21 +12,21 @@
 //!
 //! Invariants between two events:
 //!
-//! - a request ends exactly once, and at its deadline at the latest;
-//! - no request waits while a worker that could serve it has room, unless it is [passed over](rules::outliers); among the
-//!   requests of one key and class that a worker could serve, the oldest goes first, whichever way it entered the queue;
-//!   among keys and classes, [fair shares](rules::fair) decide;
-//! - no worker has more requests than it acknowledged or granted, nor one for a model that it did not advertise when
+//! - D1: a request ends exactly once, and at its deadline at the latest;
+//! - D2: no request waits while a worker that could serve it has room, unless it is [passed over](rules::outliers);
+//! - D3: among the requests of one key and class that a worker could serve, the oldest goes first, whichever way it
+//!   entered the queue; among keys and classes, [fair shares](rules::fair) decide;
+//! - D4: no worker has more requests than it acknowledged or granted, nor one for a model that it did not advertise when
 //!   the request was sent; a multiplexer has none for a model whose gate was closed when the request was sent;
-//! - all names of a multiplexer's model are one model there, whatever other workers mean by them;
-//! - a request that only some models may serve goes only to a worker that means one of those models by its name;
-//! - where requests wait for a model that only a swap can load, exactly one multiplexer receives the demand;
-//! - a request whose response has begun is never sent again; a request whose response has not begun is sent four times
-//!   at most, not counting refusals and three swaps;
-//! - [`Dispatch::next_timeout`] is the exact time of the next change without an event;
-//! - memory is bounded by connected workers, requests that have not ended, and a constant number of keys and homes.
+//! - D5: all names of a multiplexer's model are one model there, whatever other workers mean by them;
+//! - D6: a request that only some models may serve goes only to a worker that means one of those models by its name;
+//! - D7: where requests wait for a model that only a swap can load, exactly one multiplexer receives the demand;
+//! - D8: a request whose response has begun is never sent again; a request whose response has not begun is sent four
+//!   times at most, not counting refusals and three swaps;
+//! - D9: [`Dispatch::next_timeout`] is the exact time of the next change without an event;
+//! - D10: memory is bounded by connected workers, requests that have not ended, and a constant number of keys and homes.
 //!
-//! Time passes before an event happens: deadlines before it expire first, however late the event arrives.
+//! D11: time passes before an event happens: deadlines before it expire first, however late the event arrives.
 
 #![warn(clippy::disallowed_types, clippy::iter_over_hash_type)]
 
@@ -58,7 +58,7 @@ use model::queue::Queue;
 use rules::settle::Unsettled;
 
 /// The queue and worker registry of one provider.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Dispatch {
     settings: Settings,
     phase: ProviderPhase,

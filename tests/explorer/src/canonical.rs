@@ -16,6 +16,8 @@ pub enum Rule {
     Skip,
     /// Replaces a number by its rank among all of this name.
     Rank,
+    /// Replaces a number by its rank among all fields with this rule and text: numbers of one counter in different fields.
+    RankAs(&'static str),
     /// Replaces a number by its rank among those of this name in its struct of [`Canonical::scopes`].
     RankInScope,
     /// An [`Instant`], or a type of one number that counts nanoseconds: relative to now, and at most this many
@@ -116,7 +118,7 @@ impl Scan<'_> {
         match (rule, rest[..len].parse::<i64>()) {
             (Rule::Rank, Ok(value)) => self.rank(name, value.unsigned_abs(), 0),
             (Rule::Age(most), Ok(value)) => self.time(value - self.nanos, self.age().unwrap_or(most)),
-            (Rule::Skip | Rule::Rank | Rule::RankInScope | Rule::Age(_), _) => return self.copy(len),
+            (Rule::Skip | Rule::Rank | Rule::RankAs(_) | Rule::RankInScope | Rule::Age(_), _) => return self.copy(len),
         }
         self.at += len;
     }
@@ -124,11 +126,12 @@ impl Scan<'_> {
     fn number(&mut self) {
         let rest = &self.text[self.at..];
         let len = rest.find(|c: char| c.is_ascii_punctuation() && c != '.' || c == ' ').unwrap_or(rest.len());
-        let is_ranked = |rule: &Rule| matches!(rule, Rule::Rank | Rule::RankInScope);
+        let is_ranked = |rule: &Rule| matches!(rule, Rule::Rank | Rule::RankAs(_) | Rule::RankInScope);
         let found = self.rules.fields.iter().find(|(name, rule)| *name == self.field && is_ranked(rule));
         match (found, rest[..len].parse::<u64>()) {
             (Some((name, rule)), Ok(value)) => {
-                self.rank(name, value, if *rule == Rule::Rank { 0 } else { self.scope });
+                let name = if let Rule::RankAs(counter) = rule { counter } else { name };
+                self.rank(name, value, if *rule == Rule::RankInScope { self.scope } else { 0 });
                 self.at += len;
             }
             (None, _) | (_, Err(_)) => self.copy(len),
@@ -142,7 +145,7 @@ impl Scan<'_> {
     fn age(&self) -> Option<i64> {
         match self.rule() {
             Some(Rule::Age(most)) => Some(most),
-            Some(Rule::Skip | Rule::Rank | Rule::RankInScope) | None => None,
+            Some(Rule::Skip | Rule::Rank | Rule::RankAs(_) | Rule::RankInScope) | None => None,
         }
     }
 

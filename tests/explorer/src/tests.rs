@@ -111,6 +111,22 @@ struct Sample {
     counter: Vec<(u64, Key)>,
 }
 
+#[derive(Debug)]
+#[expect(dead_code, reason = "only its text is used")]
+struct Stamps {
+    sent: u64,
+    granted: Vec<u64>,
+}
+
+#[test]
+fn fields_of_one_counter_share_ranks() {
+    let fields = &[("sent", Rule::RankAs("turn")), ("granted", Rule::RankAs("turn"))];
+    let rules = Canonical { fields, types: &[], scopes: &[] };
+    let stamps = Stamps { sent: 7, granted: vec![0, 3, 9] };
+    let text = rules.text(&format!("{stamps:?}"), Instant::now(), 0);
+    assert_eq!(text, "Stamps { sent: #2, granted: [0, #1, #3] }");
+}
+
 #[cfg(unix)]
 #[test]
 fn shifted_times_and_keys_are_equal() {

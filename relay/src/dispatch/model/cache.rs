@@ -13,7 +13,7 @@ const FULL: u64 = 1000;
 const INERTIA: u64 = 8;
 
 /// A worker's cache and backlog. Sizes are bytes of request bodies.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Cache {
     /// Sent to it by this relay and not believed to be cached, before the first byte of the response.
     own: u64,

@@ -77,7 +77,7 @@ pub(crate) fn duration(span: Span) -> Duration {
 
 /// Translates the shell's instants and never lets time go back: two tasks may read the clock in one order and acquire
 /// the lock in the other.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Clock {
     epoch: Option<Now>,
     /// The moment of the current event.
@@ -109,7 +109,7 @@ impl Clock {
 }
 
 /// Measures how long the requests of a lane have been cold and warm since the first one arrived.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct LaneClock {
     cold_before: Span,
     cold_since: Option<Moment>,

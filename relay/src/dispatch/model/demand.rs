@@ -7,7 +7,7 @@ use super::event::{Model, WorkerKey};
 use super::owner::Class;
 
 /// The demand reported to one worker.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct DemandState {
     /// The worker's own count of waiting requests, and their highest class; models without waiting requests are absent.
     pub(crate) worker_counts: BTreeMap<Model, (u32, Class)>,

@@ -9,7 +9,7 @@ const REMEMBERED: usize = 64;
 
 const SECOND: Span = 1_000_000_000;
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct DrainRate {
     departures: VecDeque<Moment>,
 }

@@ -90,7 +90,7 @@ impl Charge {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TooFar;
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Flow<L> {
     /// `None`: the requests without a key.
     key: Option<Arc<str>>,
@@ -129,7 +129,7 @@ impl<L: Copy + Ord> Flow<L> {
 }
 
 /// All flows, by key and by number. `L` identifies a lane.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Flows<L> {
     flows: Vec<Flow<L>>,
     /// Unused numbers.
@@ -425,6 +425,19 @@ impl<L: Copy + Ord + Debug> Flows<L> {
     /// The oldest request that waits without a pin. Costs a step for each key.
     pub(crate) fn oldest(&self) -> Option<RequestKey> {
         self.lines[..PROMOTED].iter().flat_map(SmallSet::iter).map(|(_, key, _)| *key).min()
+    }
+
+    /// The floor and all flows, sorted: their keys, what they have attained, and their requests.
+    #[cfg(test)]
+    pub(crate) fn canonical(&self) -> String {
+        let known = self.flows.iter().enumerate().filter(|(number, flow)| *number == 0 || flow.key.is_some());
+        let text = known.map(|(_, flow)| {
+            let Flow { key, weight, service, unsettled, held, waiting, lanes: _, firsts: _ } = flow;
+            format!("{key:?} {weight:?} {service} {unsettled} {held} {waiting}")
+        });
+        let mut text: Vec<_> = text.collect();
+        text.sort_unstable();
+        format!("{} {text:?}", self.floor)
     }
 
     /// The number of keys that are remembered.

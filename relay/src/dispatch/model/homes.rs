@@ -36,7 +36,7 @@ pub(crate) struct Home {
 }
 
 /// The homes of the conversations that were used last.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Homes {
     young: HashMap<Conversation, Home>,
     old: HashMap<Conversation, Home>,
@@ -70,6 +70,12 @@ impl Homes {
         if self.young.len() == half {
             self.old = std::mem::take(&mut self.young);
         }
+    }
+
+    /// Both generations, sorted.
+    #[cfg(test)]
+    pub(crate) fn canonical(&self) -> [std::collections::BTreeMap<Conversation, Home>; 2] {
+        [&self.young, &self.old].map(|generation| generation.iter().map(|(key, home)| (*key, *home)).collect())
     }
 
     /// The number of conversations with a home.

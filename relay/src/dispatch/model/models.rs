@@ -23,7 +23,7 @@ impl ModelId {
 }
 
 /// The state of one model.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Group {
     pub(crate) name: Model,
     /// The workers that advertise it and accept requests.
@@ -59,7 +59,7 @@ pub(crate) struct Group {
 }
 
 /// Workers, separated by what they can carry.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Servers {
     pub(crate) core1: BTreeSet<WorkerKey>,
     pub(crate) seeds: BTreeSet<WorkerKey>,
@@ -191,7 +191,7 @@ impl Group {
 }
 
 /// All models, by name and by number.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Models {
     ids: HashMap<Model, ModelId>,
     groups: Vec<Option<Group>>,

@@ -33,7 +33,7 @@ pub(crate) struct Start {
 }
 
 /// The waiting requests of a model in their order.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct QueueOrder {
     sorted_at: Moment,
     starts: Vec<Start>,

@@ -65,7 +65,7 @@ pub(crate) struct QueuePlace {
 }
 
 /// Requests of one key and class that exactly the same workers can serve.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct QueueLane {
     id: LaneId,
     list: WaitList,
@@ -160,6 +160,10 @@ impl QueueLane {
 
 type Lanes = BTreeMap<LaneKey, LaneNo>;
 
+/// A waiting request with the time left on each axis.
+#[cfg(test)]
+pub(crate) type CanonicalEntry = (RequestKey, [Option<Span>; Axis::ALL.len()]);
+
 /// The number of waiting requests, and since when they wait.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Waiting {
@@ -169,7 +173,7 @@ pub(crate) struct Waiting {
 }
 
 /// The queue of one model.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct ModelQueue {
     lanes: Vec<Option<QueueLane>>,
     /// Unused numbers.
@@ -363,6 +367,18 @@ impl ModelQueue {
             .chain(self.lanes_pinned_to(worker.key))
             .filter(|(key, _)| key.admits(worker))
             .map(|(_, lane)| lane)
+    }
+
+    /// Returns the requests of each lane with the time left on each axis: the queue without the numbers of its lanes and
+    /// entries, whose values do not matter.
+    #[cfg(test)]
+    pub(crate) fn canonical(&self, now: Moment) -> Vec<(&LaneId, bool, Vec<CanonicalEntry>)> {
+        let mut lanes: Vec<_> = self.lanes().map(|(_, id, lane)| (id, lane)).collect();
+        lanes.sort_unstable_by_key(|(_, lane)| lane.list.first().map(|first| first.key));
+        let left =
+            |lane: &QueueLane, entry: &QueueEntry| (entry.key, entry.deadlines.left(|axis| lane.clock.at(axis, now)));
+        let entries = |lane: &QueueLane| lane.list.in_order().map(|entry| left(lane, entry)).collect();
+        lanes.into_iter().map(|(id, lane)| (id, lane.is_cold(), entries(lane))).collect()
     }
 
     fn lanes_pinned_to(&self, worker: WorkerKey) -> impl Iterator<Item = (&LaneKey, &QueueLane)> {

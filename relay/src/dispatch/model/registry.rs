@@ -11,7 +11,7 @@ use super::models::ModelId;
 use super::residency::{LoadEligibility, Multiplexer};
 use super::select::Rank;
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Worker {
     pub(crate) key: WorkerKey,
     /// Its process, the same after it reconnects.

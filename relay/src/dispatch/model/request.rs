@@ -20,7 +20,7 @@ pub(crate) const MAX_REQUEUES: u32 = 3;
 /// The number of swaps that a request survives.
 pub(crate) const MAX_SEVERED: u32 = 3;
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Request {
     /// The request as it was submitted; only its pin changes, with its worker's link.
     pub(crate) new: NewRequest,
@@ -76,7 +76,7 @@ fn is_allowed(allowed: &Allowed, name: &Model, worker: &Worker) -> bool {
 }
 
 /// The state of a request. At its end it is removed.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) enum RequestState {
     Queued {
         /// Its place in its model's queue; `None` before it has one.
@@ -100,7 +100,7 @@ pub(crate) struct FailedOn {
     pub(crate) announcement: u64,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) enum LastFailure {
     Unreachable,
     Load { code: LoadFailure, retry_after: Option<Duration>, report: Arc<FailureReport> },

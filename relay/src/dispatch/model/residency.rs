@@ -16,7 +16,7 @@ use super::clock::{Moment, Span, duration, span};
 use super::event::{FailureReport, Gate, LoadFailure, Model, NewMultiplexer};
 
 /// One worker's multiplexer.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Multiplexer {
     /// The worker's name at every relay.
     pub(crate) instance: Arc<str>,
@@ -31,7 +31,7 @@ pub(crate) struct Multiplexer {
 }
 
 /// One slot's report on one model that it can hold.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Offer {
     /// The slot's index.
     slot: usize,

@@ -29,14 +29,14 @@ impl Rank {
 }
 
 /// The workers that have room for one model, separated by what they can carry.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Available {
     core1: Ranked,
     seeds: Ranked,
 }
 
 /// Workers by their rank, and by their backlog: failing ones last, then the smallest first, equals by rank.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Ranked {
     ranks: BTreeSet<Rank>,
     backlogs: BTreeSet<(bool, u64, Rank)>,

@@ -45,10 +45,10 @@ impl QueueTotals {
 }
 
 /// The waiting requests by key. Keys without waiting requests are absent.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Shares(HashMap<Arc<str>, ShareUsage>);
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct ShareUsage {
     held: QueueTotals,
     requests: BTreeSet<(Class, RequestKey)>,

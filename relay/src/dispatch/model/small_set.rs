@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 /// An ordered set. Its only element is in `one`; as soon as there are two, all are in `many` until they are gone.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct SmallSet<T> {
     one: Option<T>,
     many: BTreeSet<T>,

@@ -27,6 +27,12 @@ impl Deadlines {
         Self([warm, cold, wall].map(|due| due.unwrap_or(NEVER)))
     }
 
+    /// Returns the time left on each axis, from its position; `None`: that axis never ends it.
+    #[cfg(test)]
+    pub(crate) fn left(&self, position: impl Fn(Axis) -> Span) -> [Option<Span>; Axis::ALL.len()] {
+        Axis::ALL.map(|axis| Some(self.on(axis)).filter(|due| *due != NEVER).map(|due| due - position(axis)))
+    }
+
     fn on(&self, axis: Axis) -> Span {
         self.0[axis as usize]
     }
@@ -50,7 +56,7 @@ pub(crate) struct QueueEntry {
 pub(crate) struct EntryIndex(NonZeroU32);
 
 /// A request and its neighbours.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Node {
     entry: QueueEntry,
     ahead: Option<EntryIndex>,
@@ -58,7 +64,7 @@ pub(crate) struct Node {
 }
 
 /// All requests that wait in one lane.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct WaitList {
     nodes: Vec<Node>,
     /// Unused nodes.

@@ -9,7 +9,7 @@ use crate::dispatch::model::event::WorkerKey;
 use crate::dispatch::model::models::ModelId;
 
 /// The changes that have not been settled. Empty between two events.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(in super::super) struct Unsettled {
     /// Workers whose rank among the available workers is out of date.
     ranks: Vec<WorkerKey>,

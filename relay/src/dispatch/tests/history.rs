@@ -5,7 +5,11 @@
 //! prints its own seed.
 
 mod bound;
+mod bug;
 mod comparable;
+// Times have a text that can be read only on Unix.
+#[cfg(unix)]
+mod explore;
 mod ledger;
 mod op;
 mod placements;
@@ -22,6 +26,7 @@ use proptest::test_runner::{Config, FileFailurePersistence, RngAlgorithm, TestRn
 use sha2::{Digest, Sha256};
 
 use self::bound::Bound;
+use self::bug::Bug;
 use self::comparable::{check_position, digest_text, in_order};
 use self::ledger::Ledger;
 use self::op::{Kind, MODELS, Op, OwnerOp, history, models};
@@ -33,6 +38,7 @@ use crate::dispatch::{
 };
 
 /// The core, the reference and the ledger, in parallel.
+#[derive(Clone)]
 struct Play {
     core: Dispatch,
     reference: Reference,
@@ -48,6 +54,8 @@ struct Play {
     digest: Sha256,
     /// The rare occurrences.
     seen: BTreeSet<&'static str>,
+    /// A bug that core and reference are given, to test that it is found.
+    bug: Option<Bug>,
 }
 
 /// The occurrences required in a run; without them its agreement proves nothing about multiplexers.
@@ -115,6 +123,7 @@ impl Play {
             transitions: 0,
             digest: Sha256::new(),
             seen: BTreeSet::new(),
+            bug: None,
         }
     }
 
@@ -135,14 +144,16 @@ impl Play {
         self.reference.pass(until.saturating_sub(self.reference.now));
     }
 
-    fn handle(&mut self, event: &Event) {
+    /// Returns the effects, without positions.
+    fn handle(&mut self, event: &Event) -> Vec<Effect> {
         self.transitions += 1;
         let now = self.reference.now;
+        let understood = bug::understood(self.bug, event);
         let mut actual = Vec::new();
-        self.core.handle(event.clone(), self.start + now, &mut actual);
+        self.core.handle(understood.clone(), self.start + now, &mut actual);
         actual.iter_mut().for_each(check_position);
         self.placements.before(&self.reference);
-        let (mut expected, after) = self.reference.handle(event.clone(), &actual);
+        let (mut expected, after) = self.reference.handle(understood, &actual);
         // Due effects come first, before the event has changed anything.
         let (due, rest) = actual.split_at(expected.len().min(actual.len()));
         due.iter().for_each(|effect| self.ledger.record(effect, now));
@@ -170,6 +181,7 @@ impl Play {
         self.seen.append(&mut self.placements.seen);
         self.check_shares(event, &actual);
         self.check_ranks(&actual);
+        actual
     }
 
     /// Checks the places in the queue, and the bound on the service of two keys.

@@ -16,7 +16,7 @@ use crate::dispatch::model::small_set::SmallSet;
 pub(crate) type LaneRef = (ModelId, LaneNo);
 
 /// The provider's whole queue: its size, the first request of each lane, and the next deadlines.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Queue {
     pub(crate) totals: QueueTotals,
     pub(crate) shares: Shares,

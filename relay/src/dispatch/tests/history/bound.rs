@@ -16,7 +16,7 @@ const SLOTS: i64 = 4;
 /// others; and the keys may have been as far apart at the beginning.
 const BOUND: i64 = 2 * (LARGEST + 2 * SLOTS * LARGEST);
 
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(super) struct Bound {
     keys: BTreeMap<RequestKey, String>,
     charged: BTreeMap<RequestKey, i64>,

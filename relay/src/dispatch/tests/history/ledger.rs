@@ -8,19 +8,20 @@ use modelrelay_protocol::message::{Slot, SlotModelStatus};
 
 use crate::dispatch::{Class, Effect, Event, Gate, Grant, Model, ModelDemand, NewWorker, RequestKey, WorkerKey};
 
-const PACE: Duration = Duration::from_millis(50);
+pub(super) const PACE: Duration = Duration::from_millis(50);
 
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(super) struct Ledger {
     requests: BTreeMap<RequestKey, Model>,
     running: BTreeMap<RequestKey, (WorkerKey, u32)>,
     /// Attempts that were revoked from their workers.
     taken_back: BTreeMap<RequestKey, (WorkerKey, u32)>,
     ended: BTreeSet<RequestKey>,
-    workers: BTreeMap<WorkerKey, Account>,
+    pub(super) workers: BTreeMap<WorkerKey, Account>,
 }
 
-struct Account {
+#[derive(Clone)]
+pub(super) struct Account {
     new: NewWorker,
     models: Vec<Model>,
     grant: Option<Grant>,
@@ -28,10 +29,10 @@ struct Account {
     slots: Vec<Slot>,
     draining: bool,
     /// The worker's own count of waiting requests with their highest class, and the time of the last report.
-    believed: BTreeMap<Model, (u32, Class)>,
-    reported_at: Option<Duration>,
+    pub(super) believed: BTreeMap<Model, (u32, Class)>,
+    pub(super) reported_at: Option<Duration>,
     /// A multiplexer whose count of a model has since reached zero may receive the next report at once.
-    counted_down: bool,
+    pub(super) counted_down: bool,
 }
 
 impl Account {
@@ -145,27 +146,27 @@ impl Ledger {
     }
 
     fn record_send(&mut self, to: WorkerKey, request: RequestKey, attempt: u32) {
-        assert!(!self.ended.contains(&request), "sent after its end");
+        assert!(!self.ended.contains(&request), "D1: sent after its end");
         let before = self.running.insert(request, (to, attempt));
-        assert_eq!(before, None, "sent while it runs");
+        assert_eq!(before, None, "D1: sent while it runs");
         let own = self.running.values().filter(|(on, _)| *on == to).count();
         let model = &self.requests[&request];
         let account = self.workers.get_mut(&to).expect("sent to a connected worker");
-        assert!(account.models.contains(model), "sent to a worker without the model");
-        assert!(!account.draining, "sent to a draining worker");
+        assert!(account.models.contains(model), "D4: sent to a worker without the model");
+        assert!(!account.draining, "D4: sent to a draining worker");
         let may_have = match account.grant {
             _ if account.new.multiplexer.is_some() => u32::MAX,
             Some(grant) if account.new.core1 => grant.slots,
             None if account.new.core1 => 0,
             Some(_) | None => account.new.max_concurrent,
         };
-        assert!(own <= may_have as usize, "worker {to:?} has {own} of {may_have}");
+        assert!(own <= may_have as usize, "D4: worker {to:?} has {own} of {may_have}");
         if account.new.multiplexer.is_some() {
             let id = meant(&account.slots, model);
             let of_model = |key: &RequestKey| meant(&account.slots, &self.requests[key]) == id;
             let own = self.running.iter().filter(|(key, (on, _))| *on == to && of_model(key)).count();
-            let gate = account.gates.get(&id).expect("sent through a shut gate");
-            assert!(own <= gate.slots as usize, "worker {to:?} has {own} of {gate:?}");
+            let gate = account.gates.get(&id).expect("D4: sent through a shut gate");
+            assert!(own <= gate.slots as usize, "D5: worker {to:?} has {own} of {gate:?}");
         }
         if let Some((count, _)) = account.believed.get_mut(model) {
             *count -= 1;
@@ -185,25 +186,25 @@ impl Ledger {
             let waiting = reference.waiting_for(*key);
             if account.believed != waiting {
                 let believed = &account.believed;
-                assert!(may_report_at > now, "worker {key:?} has {believed:?} and no report of {waiting:?}");
+                assert!(may_report_at > now, "D7: worker {key:?} has {believed:?} and no report of {waiting:?}");
                 next = next.into_iter().chain([may_report_at]).min();
             } else if next_timeout == Some(may_report_at) && may_report_at > now {
                 // A report is scheduled, but nothing has changed.
                 next = next.into_iter().chain([may_report_at]).min();
             }
         }
-        assert_eq!(next_timeout, next, "the next timeout at {now:?}");
+        assert_eq!(next_timeout, next, "D9: the next timeout at {now:?}");
     }
 
     /// Checks that the unfinished requests are those of the reference: no request is lost, and none lingers.
     pub(super) fn check_alive(&self, alive: impl Iterator<Item = RequestKey>) {
         let mine = self.requests.keys().copied().filter(|key| !self.ended.contains(key));
-        assert!(mine.eq(alive), "a request was lost");
+        assert!(mine.eq(alive), "D1: a request was lost");
     }
 
     fn end(&mut self, request: RequestKey) {
-        assert!(self.requests.contains_key(&request), "ended before it came");
-        assert!(self.ended.insert(request), "ended twice");
+        assert!(self.requests.contains_key(&request), "D1: ended before it came");
+        assert!(self.ended.insert(request), "D1: ended twice");
     }
 
     fn worker(&mut self, key: WorkerKey) -> &mut Account {

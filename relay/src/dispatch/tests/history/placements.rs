@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::reference::{Reference, process};
 use crate::dispatch::{Conversation, Decision, Dispatch, Effect, Event, Model, Placement, RequestKey, WorkerKey};
 
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(super) struct Placements {
     pub(super) seen: BTreeSet<&'static str>,
     models: BTreeMap<RequestKey, Model>,
@@ -20,6 +20,7 @@ pub(super) struct Placements {
     waiting: BTreeSet<(RequestKey, WorkerKey)>,
 }
 
+#[derive(Clone)]
 struct Process {
     name: String,
     models: BTreeSet<Model>,
@@ -160,7 +161,7 @@ fn forget(last: &mut BTreeMap<Conversation, BTreeSet<String>>, process: &str) {
 }
 
 /// Returns each waiting request with each worker that could serve it.
-fn pairs(reference: &Reference) -> impl Iterator<Item = (RequestKey, WorkerKey)> {
+pub(super) fn pairs(reference: &Reference) -> impl Iterator<Item = (RequestKey, WorkerKey)> {
     let able = |request: RequestKey, worker: WorkerKey| {
         reference.could_serve(worker, request) && !reference.passes_over(worker, request)
     };

@@ -17,6 +17,7 @@ use crate::dispatch::{
     CancelReason, Class, Effect, Event, Failure, Grant, Model, NewRequest, NewWorker, RequestKey, Settings, WorkerKey,
 };
 
+#[derive(Clone)]
 pub(super) struct Reference {
     pub(super) now: Duration,
     pub(super) settings: Settings,
@@ -39,6 +40,7 @@ pub(super) struct Reference {
     out: Vec<Effect>,
 }
 
+#[derive(Clone)]
 pub(super) struct Request {
     pub(super) new: NewRequest,
     limits: Settings,
@@ -72,6 +74,7 @@ pub(super) struct Request {
     is_estimated: bool,
 }
 
+#[derive(Clone)]
 pub(super) struct Worker {
     pub(super) new: NewWorker,
     pub(super) models: BTreeSet<Model>,

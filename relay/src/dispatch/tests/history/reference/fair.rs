@@ -11,7 +11,7 @@ use crate::dispatch::{Class, Fairness, Model, NewRequest, RequestKey, Settings, 
 pub(in super::super) type Flow = Option<Arc<str>>;
 
 /// What each key has attained. No key is ever forgotten.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(super) struct Accounts {
     service: BTreeMap<Flow, u64>,
     /// In hundredths.

@@ -9,7 +9,7 @@ use crate::dispatch::{
 };
 
 /// The homes of conversations, and the caches that were lost.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(super) struct Homes {
     /// Those recorded since the older ones were complete, and the older ones.
     young: Vec<Home>,
@@ -21,6 +21,7 @@ pub(super) struct Homes {
     lost: u64,
 }
 
+#[derive(Clone)]
 struct Home {
     conversation: Conversation,
     process: String,
@@ -29,6 +30,7 @@ struct Home {
 }
 
 /// A process lost its cache, of one model or of all.
+#[derive(Clone)]
 struct Loss {
     process: String,
     model: Option<Model>,

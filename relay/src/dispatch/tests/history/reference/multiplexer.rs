@@ -11,6 +11,7 @@ use sha2::{Digest, Sha256};
 use super::{Reference, Worker};
 use crate::dispatch::{Failure, Gate, Grant, LoadFailure, Model, NewMultiplexer, RequestKey, WorkerKey};
 
+#[derive(Clone)]
 pub(super) struct Multiplexer {
     pub(super) gates: BTreeMap<Model, Gate>,
     slots: Vec<Slot>,
@@ -39,7 +40,7 @@ enum Word {
 }
 
 impl Worker {
-    pub(super) fn id(&self, name: &Model) -> Model {
+    pub(in super::super) fn id(&self, name: &Model) -> Model {
         self.multiplexer.as_ref().map_or_else(|| name.clone(), |multiplexer| multiplexer.id(name))
     }
 
@@ -161,6 +162,10 @@ impl Reference {
         self.workers.get(&worker).is_some_and(|worker| worker.multiplexer.is_some())
     }
 
+    pub(in super::super) fn is_open(&self, worker: WorkerKey, model: &Model) -> bool {
+        self.workers.get(&worker).is_some_and(|worker| worker.is_open_for(model))
+    }
+
     /// True if a request uses another name of a model than its worker's own.
     pub(in super::super) fn is_by_alias(&self, request: RequestKey, worker: WorkerKey) -> bool {
         let multiplexer = self.workers.get(&worker).and_then(|worker| worker.multiplexer.as_ref());
@@ -228,7 +233,7 @@ impl Reference {
         Some(self.own_of_model(key, model) + others)
     }
 
-    pub(super) fn is_to_be_loaded(&self, request: RequestKey) -> bool {
+    pub(in super::super) fn is_to_be_loaded(&self, request: RequestKey) -> bool {
         let new = &self.requests[&request].new;
         let is_open = |key: &WorkerKey| self.workers[key].is_open_for(&new.model);
         let mut multiplexers = self.multiplexers(&new.model);

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use modelrelay_relay::dispatch::{Fairness, Placement, Settings};
+use modelrelay_relay::dispatch::{Fairness, Placement, Settings, Spill};
 
 /// Longer than any run.
 const FOREVER: Duration = Duration::from_secs(1 << 20);
@@ -20,6 +20,7 @@ pub fn unlimited() -> Settings {
         cold_models: HashSet::new(),
         request_timeout: FOREVER,
         placement: Placement::LeastLoad,
+        spill: Spill::default(),
         max_homes: 0,
         fairness: Fairness::default(),
     }

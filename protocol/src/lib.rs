@@ -14,6 +14,7 @@ pub mod grants;
 pub mod headers;
 pub mod homes;
 pub mod limits;
+pub mod location;
 pub mod message;
 pub mod model_details;
 pub mod multipart;

@@ -49,6 +49,9 @@ pub const MAX_FINISH_REASONS: usize = 16;
 /// Longest worker name, in characters.
 pub const MAX_WORKER_NAME_CHARS: usize = 128;
 
+/// Longest zone or cluster, in bytes: as long as a label of Kubernetes.
+pub const MAX_LABEL_BYTES: usize = 63;
+
 /// Longest model name, in characters.
 pub const MAX_MODEL_CHARS: usize = 256;
 

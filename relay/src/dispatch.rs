@@ -14,6 +14,7 @@
 //!
 //! - D1: a request ends exactly once, and at its deadline at the latest;
 //! - D2: no request waits while a worker that could serve it has room, unless it is [passed over](rules::outliers);
+//!   distance decides only among workers with room, so no request waits for a near worker;
 //! - D3: among the requests of one key and class that a worker could serve, the oldest goes first, whichever way it
 //!   entered the queue; among keys and classes, [fair shares](rules::fair) decide;
 //! - D4: no worker has more requests than it acknowledged or granted, nor one for a model that it did not advertise when
@@ -38,6 +39,7 @@ mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 
+pub use model::distance::{Distance, Spill};
 pub use model::effect::{Decision, Effect, Failure, ModelDemand, MoveReason, RequeueReason, Stage};
 pub use model::event::{
     Allowed, AttemptFailure, CancelReason, Conversation, DEFAULT_COLD_TIMEOUT, Event, FailureReport, Gate, Grant,

@@ -49,7 +49,7 @@ use crate::provider::shared::Shared;
 use crate::provider::worker::link::{InFlight, WorkerLink};
 use crate::provider::worker::places::LinkLimiter;
 use crate::provider::worker::register;
-use crate::settings::config::ProviderConfig;
+use crate::settings::config::{ProviderConfig, distance};
 use crate::settings::worker_credential::{Credential, CredentialStatus};
 use crate::telemetry::metrics::ProviderSeries;
 use core_settings::settings;
@@ -175,6 +175,7 @@ impl Provider {
             core1: link.info.core1,
             multiplexer: multiplexer::registered(link),
             instance: link.info.instance.clone(),
+            distance: distance(&self.shared.config.load().location, &link.info.location),
         };
         let mut state = self.lock();
         let instance = link.info.instance.as_ref();

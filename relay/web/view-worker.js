@@ -70,6 +70,8 @@ function facts() {
     rtt: fact('Round trip'),
     provider: fact('Provider'),
     pool: fact('Pool'),
+    cluster: fact('Cluster'),
+    zone: fact('Zone'),
     address: fact('Address'),
     version: fact('Version'),
     since: fact('Connected for'),
@@ -87,8 +89,12 @@ function facts() {
       all.hits.set(worker.cache_hit_rate === null ? NOTHING : percent(worker.cache_hit_rate, 1));
       all.rtt.set(milliseconds(worker.rtt_ms));
       all.provider.set(worker.provider);
-      all.pool.set(worker.pool ? `${worker.pool.namespace}/${worker.pool.name}` : '');
+      all.pool.set(worker.pool ?? '');
       setHidden(all.pool.node, !worker.pool);
+      for (const place of ['cluster', 'zone']) {
+        all[place].set(worker[place] ?? '');
+        setHidden(all[place].node, !worker[place]);
+      }
       all.address.set(worker.address);
       all.version.set(worker.version);
       setAge(since, worker.connected_at);

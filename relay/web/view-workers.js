@@ -17,7 +17,7 @@ const COLUMNS = [
     fill: (cell, w) => {
       setText(cell.children[0], w.name);
       setAttribute(cell.children[0], 'href', workerLink(w.worker_id));
-      setText(cell.children[1], w.pool ? `${w.provider} · ${w.pool.name}` : w.provider);
+      setText(cell.children[1], [w.provider, w.pool, place(w)].filter(Boolean).join(' · '));
     },
   },
   { key: 'state', title: 'State', sort: (w) => workerState(w)[0], make: () => pill(), fill: (cell, w) => setPill(cell.firstChild, ...workerState(w)) },
@@ -43,7 +43,7 @@ export function workersView() {
     name: 'Workers',
     noun: 'worker',
     key: (w) => w.worker_id,
-    words: (w) => `${w.name} ${w.provider} ${w.pool?.name ?? ''} ${w.address} ${w.version} ${workerState(w)[0]} ${w.models.join(' ')}`,
+    words: (w) => `${w.name} ${w.provider} ${w.pool ?? ''} ${place(w)} ${w.address} ${w.version} ${workerState(w)[0]} ${w.models.join(' ')}`,
     sort: ['name', false],
     empty: () => [
       h('p', {}, 'No machines connected. A worker connects from the machine with the GPU; no port is opened there.'),
@@ -52,6 +52,11 @@ export function workersView() {
   });
   const node = page('Workers', h('a', { class: 'button', href: 'setup' }, icon('setup'), 'Add a machine'), table.node);
   return { node, update: (store) => table.update([...store.workers.values()]) };
+}
+
+// Its cluster and zone, if it has them.
+function place(worker) {
+  return [worker.cluster, worker.zone].filter(Boolean).join('/');
 }
 
 function slotsInWords(worker) {

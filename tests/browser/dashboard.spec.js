@@ -68,6 +68,17 @@ test('slot operation is shown until done', async ({ page }) => {
   await expect(page.getByText('no model loaded')).toBeVisible();
 });
 
+test('worker shows its pool, cluster and zone', async ({ page }) => {
+  const worker = await site.worker('placed', 'elsewhere', { WORKER_POOL: 'spare', CLUSTER: 'home', ZONE: 'cellar' });
+  await logIn(page, site, '/dashboard#/workers');
+  await expect(row(page, 'placed')).toContainText('local · spare · home/cellar');
+  await page.getByLabel('Filter workers').fill('home/cellar');
+  await expect(row(page, 'tower')).toHaveCount(0);
+  await page.getByRole('link', { name: 'placed' }).click();
+  for (const label of ['spare', 'home', 'cellar']) await expect(page.getByRole('definition').filter({ hasText: label })).toBeVisible();
+  worker.kill();
+});
+
 test('worker is refreshed and, after confirmation, drained', async ({ page }) => {
   await site.worker('leaver');
   await logIn(page, site, '/dashboard#/workers');

@@ -24,7 +24,7 @@ PLACES = {
     "protocol.md": ["messages relay_to_worker", "messages worker_to_relay", "limits"],
 }
 METRIC_SOURCES = {
-    "relay": ("modelrelay_", ["relay/src/telemetry/metrics/families.rs", "relay/src/telemetry/metrics/keys.rs", "relay/src/telemetry/metrics/state.rs", "relay/src/telemetry/metrics/process.rs"]),
+    "relay": ("modelrelay_", ["relay/src/telemetry/metrics/families.rs", "relay/src/telemetry/metrics/keys.rs", "relay/src/telemetry/metrics/state.rs", "relay/src/telemetry/metrics/zones.rs", "relay/src/telemetry/metrics/process.rs"]),
     "worker": ("modelrelay_worker_", ["worker-sidecar/src/metrics.rs", "worker-sidecar/multiplexer/src/metrics.rs"]),
     "operator": ("modelrelay_operator_", ["operator/src/telemetry/metrics.rs"]),
 }
@@ -129,7 +129,10 @@ def admin_routes():
 
 
 # Where the labels are not next to the name in the source; the scrape checks them.
-LABELS = {"modelrelay_worker_backend_request_duration_seconds": ["endpoint", "code"]}
+LABELS = {
+    **dict.fromkeys(["modelrelay_zone_requests_total", "modelrelay_zone_workers", "modelrelay_zone_requests_in_flight"], ["provider", "cluster", "zone"]),
+    "modelrelay_worker_backend_request_duration_seconds": ["endpoint", "code"],
+}
 
 
 def metrics(program):
@@ -207,6 +210,8 @@ def plain_type(rust):
         return "[key, number]"
     if rust in ("ConversationKey", "RequestClass"):
         return "text"
+    if rust == "Location":
+        return "object of texts: zone, cluster"
     return {"String": "text", "bool": "true or false", "u16": "number", "u32": "number", "u64": "number", "DetailsByModel": "map of objects"}.get(rust, rust)
 
 

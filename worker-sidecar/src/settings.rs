@@ -34,6 +34,7 @@ use std::time::Duration;
 
 use http::HeaderMap;
 use modelrelay_platform::files;
+use modelrelay_protocol::location::Location;
 use modelrelay_protocol::model_details::ModelDetails;
 use modelrelay_protocol::secret::Secret;
 use modelrelay_traces::{ENDPOINT, MetricsTarget, Target};
@@ -59,6 +60,8 @@ pub struct Settings {
     pub name: String,
     /// The WorkerPool, if any.
     pub pool: Option<String>,
+    /// The zone and cluster of the worker.
+    pub location: Location,
     /// Bytes of large request bodies to hold, beyond the first 256 KiB of each request.
     pub max_buffered_bytes: u64,
     /// The longest drain.
@@ -206,6 +209,7 @@ impl Settings {
         let log = mistakes.of(log(args, file));
         let name = mistakes.of(name.map_or_else(|| Ok(host_name()), |given| given.label()));
         let pool = mistakes.of(pool.map(|given| given.label()).transpose());
+        let location = mistakes.all(location(args, file));
         let max_buffered_bytes = mistakes.of(max_buffered_bytes(args, file));
         let shutdown_timeout = mistakes.of(shutdown_timeout(args, file));
         let probe = mistakes.of(probe_addr(args, file));
@@ -222,6 +226,7 @@ impl Settings {
             Some(Self {
                 name: name?,
                 pool: pool?,
+                location: location?,
                 max_buffered_bytes: max_buffered_bytes?,
                 shutdown_timeout: shutdown_timeout?,
                 probe: probe?,
@@ -270,6 +275,15 @@ impl Live {
         };
         mistakes.or(live())
     }
+}
+
+fn location(args: &Args, file: &File) -> Result<Location, Vec<SettingError>> {
+    let mut mistakes = Mistakes::default();
+    let zone = Given::first([("ZONE", &args.zone), ("zone", &file.zone)]);
+    let cluster = Given::first([("CLUSTER", &args.cluster), ("cluster", &file.cluster)]);
+    let zone = mistakes.of(zone.map(|given| given.location_label()).transpose());
+    let cluster = mistakes.of(cluster.map(|given| given.location_label()).transpose());
+    mistakes.or(zone.zip(cluster).map(|(zone, cluster)| Location { zone, cluster }))
 }
 
 /// Returns the settings of the log alone, for the demo.

@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use modelrelay_protocol::message::Homes;
 use modelrelay_relay::dispatch::{
-    AttemptFailure, Conversation, Decision, Dispatch, Effect, Event, Model, NewRequest, NewWorker, Placement,
+    AttemptFailure, Conversation, Decision, Dispatch, Distance, Effect, Event, Model, NewRequest, NewWorker, Placement,
     RequestKey, Settings, WorkerKey,
 };
 
@@ -191,6 +191,7 @@ fn new_worker(number: usize, capacity: u32) -> NewWorker {
         core1: true,
         multiplexer: None,
         instance: Some(Arc::from(format!("worker-{number}"))),
+        distance: Distance::default(),
     }
 }
 

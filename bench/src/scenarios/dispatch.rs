@@ -13,7 +13,7 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use modelrelay_relay::dispatch::{
-    CancelReason, Dispatch, Effect, Event, Model, NewRequest, NewWorker, RequestKey, Settings, WorkerKey,
+    CancelReason, Dispatch, Distance, Effect, Event, Model, NewRequest, NewWorker, RequestKey, Settings, WorkerKey,
 };
 
 use crate::dispatch_core::unlimited;
@@ -207,6 +207,7 @@ impl Core {
             core1: false,
             multiplexer: None,
             instance: None,
+            distance: Distance::default(),
         }));
     }
 

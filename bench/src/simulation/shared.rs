@@ -15,8 +15,8 @@ use modelrelay_multiplexer::machine::{Jitter, Machine};
 use modelrelay_multiplexer::memory::Reading;
 use modelrelay_protocol::grants::GrantValues;
 use modelrelay_relay::dispatch::{
-    AttemptFailure, Class, Dispatch, Effect, Event, Gate, Grant, NewMultiplexer, NewRequest, NewWorker, Owner,
-    RequestKey, TokenUsage, Weight, WorkerKey,
+    AttemptFailure, Class, Dispatch, Distance, Effect, Event, Gate, Grant, NewMultiplexer, NewRequest, NewWorker,
+    Owner, RequestKey, TokenUsage, Weight, WorkerKey,
 };
 
 use super::{JobId, ModelId, PLACES, Scheduler, Time};
@@ -76,6 +76,7 @@ impl SharedSimulation {
             core1: true,
             multiplexer: Some(multiplexer),
             instance: None,
+            distance: Distance::default(),
         };
         let mut simulation = Self {
             relay: Dispatch::new(unlimited()),

@@ -3,6 +3,8 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::common::SizeText;
+
 /// Choice of the worker for a request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
@@ -17,6 +19,14 @@ pub struct Placement {
     #[serde(default = "max_homes")]
     #[schemars(range(min = 1, max = 10_000_000))]
     pub max_homes: i32,
+    /// Number of running requests by which a worker in the zone or cluster of the relay may exceed a farther one and still be chosen.
+    /// Default 4. Only for relays with ZONE or CLUSTER.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 1_000_000))]
+    pub spill_requests: Option<i32>,
+    /// The same with mode cache, for conversations: size of the requests that still have to be computed. Default 64Ki.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub spill_bytes: Option<SizeText>,
 }
 
 /// How a worker is chosen.

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::limits::MAX_CONTROL_BYTES;
+use crate::location::Location;
 use crate::model_details::DetailsByModel;
 use crate::names::Naming;
 
@@ -94,6 +95,9 @@ pub struct Register {
     /// The WorkerPool that the worker belongs to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pool: Option<String>,
+    /// The zone and cluster of the worker; absent without both. A relay ignores invalid ones.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub location: Option<Box<Location>>,
     /// The worker program's version.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,

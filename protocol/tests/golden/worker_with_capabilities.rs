@@ -17,6 +17,14 @@ fn register() {
 }
 
 #[test]
+fn register_with_location() {
+    golden::<WorkerToRelay>(
+        r#"{"type": "register", "worker_name": "gpu-box-1", "models": ["qwen"], "max_concurrent": 8, "current_load": 0,
+                "location": {"zone": "eu-west-1a", "cluster": "cluster-1"}}"#,
+    );
+}
+
+#[test]
 fn details_of_models() {
     golden::<WorkerToRelay>(
         r#"{"type": "register", "worker_name": "gpu-box-1", "models": ["qwen"], "max_concurrent": 8, "current_load": 0,

@@ -75,9 +75,12 @@ pub(super) async fn state(State(relay): State<Arc<Relay>>, wanted: Result<Query<
 
 fn state_of(relay: &Relay, residency: bool) -> Value {
     let status = relay.config_watch.status();
+    let location = &relay.shared.config.load().location;
     let providers: Vec<Value> = relay.providers.all().iter().map(|p| provider(relay, p, residency)).collect();
     json!({
         "relay_id": relay.shared.relay_id,
+        "zone": location.zone,
+        "cluster": location.cluster,
         "version": env!("CARGO_PKG_VERSION"),
         "config_hash": status.hash,
         "config_loaded_at": time(status.loaded_at),
@@ -127,6 +130,8 @@ fn worker(worker: &WorkerState, messages: Messages) -> Value {
         "version": info.version,
         "instance_id": info.instance.as_deref(),
         "pool": info.pool,
+        "zone": info.location.zone,
+        "cluster": info.location.cluster,
         "core1": core.core1,
         "grant": core.grant.map(|grant| json!({
             "slots": grant.slots, "others": grant.others, "capacity": grant.capacity, "links": grant.links,

@@ -1,5 +1,6 @@
 //! Responses of the admin API as tables.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::time::{Duration, SystemTime};
 
@@ -39,6 +40,7 @@ pub(super) fn status(state: &Value, stats: &Value) -> String {
     });
     let names = ["PROVIDER", "WORKERS", "BUSY", "QUEUE", "OLDEST", "IN FLIGHT", "TTFT P50", "P95"];
     text.push_str(&table(&names, rows));
+    text.push_str(&zones(state));
     let problems = problems(state);
     if !problems.is_empty() {
         text.push_str("\nProblems:\n");
@@ -48,6 +50,31 @@ pub(super) fn status(state: &Value, stats: &Value) -> String {
         let _ = writeln!(text, "- {problem}");
     }
     text
+}
+
+/// The workers of each zone, if any worker has a zone or cluster.
+fn zones(state: &Value) -> String {
+    let mut sums: BTreeMap<[String; 3], [u64; 4]> = BTreeMap::new();
+    for provider in list(state, "providers") {
+        for worker in list(provider, "workers").iter().filter(|worker| has_location(worker)) {
+            let key = [word(&provider["name"]), word(&worker["cluster"]), word(&worker["zone"])];
+            let number = |field: &str| worker[field].as_u64().unwrap_or(0);
+            let sum = sums.entry(key).or_default();
+            let more = [1, number("load"), number("max_concurrent"), number("in_flight_count")];
+            sum.iter_mut().zip(more).for_each(|(sum, more)| *sum += more);
+        }
+    }
+    if sums.is_empty() {
+        return String::new();
+    }
+    let rows = sums.into_iter().map(|([provider, cluster, zone], [workers, load, most, in_flight])| {
+        vec![provider, cluster, zone, workers.to_string(), format!("{load}/{most}"), in_flight.to_string()]
+    });
+    format!("\n{}", table(&["PROVIDER", "CLUSTER", "ZONE", "WORKERS", "BUSY", "IN FLIGHT"], rows))
+}
+
+fn has_location(worker: &Value) -> bool {
+    worker["zone"].is_string() || worker["cluster"].is_string()
 }
 
 fn problems(state: &Value) -> Vec<String> {
@@ -76,6 +103,7 @@ fn problems(state: &Value) -> Vec<String> {
 
 /// `/admin/workers`.
 pub(super) fn workers(answer: &Value) -> String {
+    let has_zones = list(answer, "workers").iter().any(has_location);
     let rows = list(answer, "workers").iter().map(|worker| {
         let state = if worker["is_draining"] == true {
             "draining"
@@ -87,7 +115,7 @@ pub(super) fn workers(answer: &Value) -> String {
             "busy"
         };
         let models: Vec<_> = list(worker, "models").iter().filter_map(Value::as_str).collect();
-        vec![
+        let mut row = vec![
             word(&worker["worker_name"]),
             word(&worker["provider"]),
             state.to_owned(),
@@ -100,10 +128,18 @@ pub(super) fn workers(answer: &Value) -> String {
             word(&worker["address"]),
             word(&worker["version"]),
             word(&worker["worker_id"]),
-        ]
+        ];
+        if has_zones {
+            row.splice(2..2, [word(&worker["cluster"]), word(&worker["zone"])]);
+        }
+        row
     });
-    let names =
-        ["WORKER", "PROVIDER", "STATE", "BUSY", "MODELS", "BACKLOG", "TRUST", "HITS", "UP", "ADDRESS", "VERSION", "ID"];
+    let mut names = vec![
+        "WORKER", "PROVIDER", "STATE", "BUSY", "MODELS", "BACKLOG", "TRUST", "HITS", "UP", "ADDRESS", "VERSION", "ID",
+    ];
+    if has_zones {
+        names.splice(2..2, ["CLUSTER", "ZONE"]);
+    }
     table(&names, rows)
 }
 

@@ -255,6 +255,8 @@ fn worker_part(worker: &WorkerState, now: SystemTime) -> Value {
         "version": info.version,
         "instance_id": info.instance.as_deref(),
         "pool": info.pool,
+        "zone": info.location.zone,
+        "cluster": info.location.cluster,
         "rtt_ms": (worker.link.round_trip().as_secs_f64() * 1e4).round() / 10.0,
         "slots": slots_part(worker, now),
     })

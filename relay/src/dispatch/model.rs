@@ -5,6 +5,7 @@ pub(super) mod assignment;
 pub(super) mod cache;
 pub(super) mod clock;
 pub(super) mod demand;
+pub(super) mod distance;
 pub(super) mod drain_rate;
 pub(super) mod effect;
 pub(super) mod event;

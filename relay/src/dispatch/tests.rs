@@ -6,6 +6,7 @@ mod choice;
 mod clocks;
 mod contention;
 mod demand;
+mod distance;
 mod drain;
 mod fair;
 mod gates;

@@ -14,6 +14,7 @@ pub(super) fn settings(config: &ProviderConfig) -> Settings {
         cold_models: config.cold_models.iter().map(|model| model.as_str().into()).collect(),
         request_timeout: config.request_timeout(),
         placement: config.placement.mode,
+        spill: config.placement.spill,
         max_homes: config.placement.max_homes,
         fairness: config.fairness.into(),
     }

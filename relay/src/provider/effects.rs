@@ -85,7 +85,7 @@ impl Provider {
             progress.decision = Some(decision);
         }
         self.series.queue_wait_ended(QueueOutcome::Dispatched, waited);
-        self.series.placed(decision);
+        self.series.placed(decision, &link.info.location);
         if let Some(trace) = &record.trace {
             trace.begin_attempt(record, &link.info.name, (attempt, decision), waited);
         }

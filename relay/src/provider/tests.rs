@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::time::Duration;
 
+use modelrelay_protocol::location::Location;
 use modelrelay_protocol::names::Naming;
 
 use super::*;
@@ -35,6 +36,7 @@ fn join(provider: &Provider, succeeds: bool) -> Arc<WorkerLink> {
         version: None,
         instance: Some("process".into()),
         pool: None,
+        location: Location::default(),
         address: IpAddr::from([127, 0, 0, 1]),
         core1: true,
         slots1: false,
@@ -47,6 +49,7 @@ fn join(provider: &Provider, succeeds: bool) -> Arc<WorkerLink> {
     };
     let models = vec![Arc::from("m")];
     let accepted = Accepted {
+        location: Location::default(),
         name: "box".into(),
         models,
         max_concurrent: 1,

@@ -11,10 +11,8 @@ use std::time::Duration;
 
 use clap::parser::ValueSource;
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser};
-use modelrelay_protocol::cidr::Cidr;
 use modelrelay_protocol::limits;
 
-use crate::kubernetes::identity::ServiceAccount;
 use crate::settings::commands::Command;
 use crate::settings::config::{
     AllowedOrigins, CacheIsolation, FairnessMode, MAX_HOMES, MAX_QUEUE_LEN, Placement, RawAliases, USAGE_DAYS,
@@ -22,9 +20,11 @@ use crate::settings::config::{
 use crate::telemetry::log::{LogFilter, LogFormat};
 
 mod error;
+mod types;
 mod values;
 
 pub use error::CliError;
+pub use types::{Accounts, Names, OptionalAddr, OptionalPath, OptionalText, Proxies, SecretText};
 pub use values::{optional_listen_addr, optional_path};
 
 /// One stable address for OpenAI and Anthropic clients, in front of workers that dial out.
@@ -120,6 +120,15 @@ pub struct Args {
     #[arg(long, env = "MAX_HOMES", value_name = "N", default_value_t = MAX_HOMES, value_parser = values::homes)]
     pub max_homes: usize,
 
+    /// Number of running requests by which a nearer worker may exceed a farther one and still be chosen; it has an effect only with
+    /// ZONE or CLUSTER (provider).
+    #[arg(long, env = "SPILL_REQUESTS", value_name = "N", default_value = "4", value_parser = values::spill_requests)]
+    pub spill_requests: u32,
+
+    /// The same with PLACEMENT=cache, for conversations: size of the requests that still have to be computed (provider).
+    #[arg(long, env = "SPILL_BYTES", value_name = "SIZE", default_value = "64Ki", value_parser = values::size)]
+    pub spill_bytes: u64,
+
     /// Order of waiting requests: shared gives each API key its share of the workers, fifo is the order of arrival (provider).
     #[arg(long, env = "FAIRNESS_MODE", value_name = "MODE", default_value = "shared", value_parser = values::fairness_mode)]
     pub fairness_mode: FairnessMode,
@@ -139,6 +148,16 @@ pub struct Args {
     /// Seconds between heartbeats to a worker; it is considered lost after three intervals without a byte from it.
     #[arg(long, env = "HEARTBEAT_INTERVAL", value_name = "SECONDS", default_value = "15", value_parser = values::seconds)]
     pub heartbeat_interval: Duration,
+
+    /// Zone of this relay: workers of the same ZONE are preferred to others, as long as they have room and little more load.
+    /// [default: none; distance does not matter]
+    #[arg(long, env = "ZONE", value_name = "NAME", value_parser = values::optional_label)]
+    pub zone: Option<OptionalText>,
+
+    /// Cluster or site of this relay: workers of the same CLUSTER come after those of the same zone and before all others.
+    /// [default: none]
+    #[arg(long, env = "CLUSTER", value_name = "NAME", value_parser = values::optional_label)]
+    pub cluster: Option<OptionalText>,
 
     /// Maximum size of a request body; larger ones are rejected with 413.
     #[arg(long, env = "MAX_REQUEST_BYTES", value_name = "SIZE", default_value = "32Mi", value_parser = values::size)]
@@ -359,7 +378,7 @@ pub struct Args {
 const AFTER_HELP: &str = "Sizes are in bytes, or have a unit: Ki, Mi, Gi, Ti. Every flag has an environment variable; the flag takes precedence.";
 
 /// The settings that describe the one provider of a relay without `--config`: argument id and variable.
-const PROVIDER_SETTINGS: [(&str, &str); 21] = [
+const PROVIDER_SETTINGS: [(&str, &str); 23] = [
     ("provider_name", "PROVIDER_NAME"),
     ("worker_secret", "WORKER_SECRET"),
     ("worker_secret_file", "WORKER_SECRET_FILE"),
@@ -377,39 +396,13 @@ const PROVIDER_SETTINGS: [(&str, &str); 21] = [
     ("placement", "PLACEMENT"),
     ("cache_isolation", "CACHE_ISOLATION"),
     ("max_homes", "MAX_HOMES"),
+    ("spill_requests", "SPILL_REQUESTS"),
+    ("spill_bytes", "SPILL_BYTES"),
     ("fairness_mode", "FAIRNESS_MODE"),
     ("promote_after_secs", "PROMOTE_AFTER_SECS"),
     ("max_models_per_worker", "MAX_MODELS_PER_WORKER"),
     ("require_protocol_version", "REQUIRE_PROTOCOL_VERSION"),
 ];
-
-/// A secret from a flag or a variable, before it is validated; it cannot be printed.
-#[derive(Clone)]
-pub struct SecretText(String);
-
-/// A path for which an empty variable means none.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct OptionalPath(pub Option<PathBuf>);
-
-/// A text for which an empty variable means none.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct OptionalText(pub Option<String>);
-
-/// An address for which an empty variable means none.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct OptionalAddr(pub Option<SocketAddr>);
-
-/// The networks of trusted proxies.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Proxies(pub Vec<Cidr>);
-
-/// Names of hosts or of headers, in lower case.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Names(pub Vec<String>);
-
-/// The ServiceAccounts of workers.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Accounts(pub Vec<ServiceAccount>);
 
 /// One setting, for the tables of docs/reference/settings.md.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -443,25 +436,6 @@ impl Args {
     /// Returns every setting, in the order of the help.
     pub fn settings() -> Vec<Setting> {
         Self::command().get_arguments().filter_map(setting).collect()
-    }
-}
-
-impl SecretText {
-    /// The secret itself.
-    pub fn expose(&self) -> &str {
-        &self.0
-    }
-}
-
-impl From<String> for SecretText {
-    fn from(text: String) -> Self {
-        Self(text)
-    }
-}
-
-impl std::fmt::Debug for SecretText {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("SecretText(…)")
     }
 }
 

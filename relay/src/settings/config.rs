@@ -12,9 +12,11 @@ use std::time::Duration;
 
 use modelrelay_protocol::cidr::Cidr;
 use modelrelay_protocol::config_hash::content_hash;
+use modelrelay_protocol::location::Location;
 use modelrelay_protocol::secret::{Secret, bare};
 use modelrelay_traces::{ENDPOINT, MetricsTarget, Target};
 
+use crate::dispatch::Spill;
 use crate::http::base_path;
 use crate::keys::Tenant;
 use crate::keys::secret::ClusterAccess;
@@ -28,6 +30,7 @@ mod bounds;
 mod credentials;
 mod fairness;
 mod file;
+mod location;
 mod model_names;
 mod origins;
 mod placement;
@@ -41,9 +44,10 @@ use model_names::{NamePlaces, RawModelNames};
 
 pub use fairness::{FairnessConfig, FairnessMode};
 pub use file::Sources;
+pub use location::distance;
 pub use model_names::{ModelNames, RawAliases};
 pub use origins::AllowedOrigins;
-pub use placement::{CacheIsolation, MAX_HOMES, MOST_HOMES, Placement, PlacementConfig};
+pub use placement::{CacheIsolation, MAX_HOMES, MOST_HOMES, MOST_SPILL_REQUESTS, Placement, PlacementConfig};
 pub use provider::{CatalogueModel, MAX_QUEUE_LEN, ProviderConfig, WorkerSecret};
 pub use usage::{MOST_USAGE_DAYS, USAGE_DAYS, UsageSettings};
 
@@ -102,6 +106,8 @@ pub struct Config {
     pub tenants: Vec<Tenant>,
     /// The number of relays that a worker should reach.
     pub relay_count: u32,
+    /// The zone and cluster of this relay; without them, distance does not matter.
+    pub location: Location,
     /// True if `/readyz` requires a worker.
     pub expect_workers: bool,
     /// True if `/readyz` requires room in every queue; off, because a full queue should respond 429 and not vanish from a
@@ -265,6 +271,7 @@ impl Config {
                 mode: args.placement,
                 cache_isolation: args.cache_isolation,
                 max_homes: args.max_homes,
+                spill: Spill { requests: args.spill_requests, bytes: args.spill_bytes },
             },
             fairness: FairnessConfig { mode: args.fairness_mode, promote_after: args.promote_after_secs },
             max_models_per_worker: args.max_models_per_worker,
@@ -393,6 +400,7 @@ fn relay_wide(args: &Args) -> Result<Config, ConfigError> {
         client_token_audience: args.client_token_audience.clone(),
         tenants: Vec::new(),
         relay_count: args.relay_count,
+        location: location::own(args),
         expect_workers: args.expect_workers,
         unready_when_saturated: args.unready_when_saturated,
         heartbeat_interval: args.heartbeat_interval,

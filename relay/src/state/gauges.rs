@@ -76,6 +76,7 @@ fn worker_state(worker: &provider::WorkerState) -> WorkerGauges {
     let free = u64::from(core.max_concurrent.saturating_sub(core.load));
     WorkerGauges {
         id: worker.link.info.id.to_string(),
+        location: worker.link.info.location.clone(),
         is_draining: core.draining,
         used,
         slots: if core.core1 { granted.max(used) } else { used + free },

@@ -1,7 +1,7 @@
 //! The relay's metrics: names and labels in one place, typed handles for all other modules.
 //!
 //! Labels are bounded. A `model` is always one that is registered or aliased, else `unknown`, because clients choose that
-//! string; endpoints, outcomes and reasons are enums; no histogram has a worker label; no label contains a key's
+//! string; endpoints, outcomes and reasons are enums; no histogram has a worker label; at most 32 zones have series; no label contains a key's
 //! secret, and at most 200 keys have series. Events are
 //! counted where they happen, through handles that are looked up once ([`ProviderSeries`], [`RequestSeries`]). State
 //! (depths, workers, slots) is not mirrored: a [`StateSource`] provides it at scrape time, so that it cannot drift, and a
@@ -25,6 +25,7 @@ mod mapping;
 mod process;
 mod series;
 mod state;
+mod zones;
 
 pub use labels::{
     ClientKind, ConnectionResult, DisconnectReason, Outcome, QueueOutcome, Realm, RequeueReason, Stage, TokenKind,
@@ -185,6 +186,7 @@ impl Metrics {
         let state = source.state();
         let _one_at_a_time = self.scrape.lock().unwrap_or_else(PoisonError::into_inner);
         self.families.gauges.show(&state);
+        self.families.zones.show(&state);
         process::show(&self.families.process);
         let dropped = &self.families.log_lines_dropped;
         dropped.inc_by(log::dropped_lines().saturating_sub(dropped.get()));

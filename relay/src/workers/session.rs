@@ -257,6 +257,7 @@ fn new_link(provider: &Provider, register: &Register, accepted: &Accepted, admis
         version: register.version.as_deref().map(|version| version.chars().take(64).collect()),
         instance: register::accepted_id(register.instance_id.as_deref()),
         pool: register.pool.as_deref().map(|pool| pool.chars().take(64).collect()),
+        location: accepted.location.clone(),
         address: admission.address,
         core1: both.has(Capability::Core1),
         slots1: both.has(Capability::Slots1),

@@ -33,8 +33,11 @@ impl Balancer {
             while let Ok((mut inbound, _)) = listener.accept().await {
                 let relay = {
                     let behind = behind.lock().unwrap_or_else(PoisonError::into_inner);
-                    behind[count.fetch_add(1, Ordering::SeqCst) % behind.len()]
+                    let number = count.fetch_add(1, Ordering::SeqCst);
+                    number.checked_rem(behind.len()).map(|number| behind[number])
                 };
+                // Without a relay, the connection is closed at once.
+                let Some(relay) = relay else { continue };
                 tasks.lock().unwrap_or_else(PoisonError::into_inner).spawn(async move {
                     if let Ok(mut outbound) = TcpStream::connect(relay).await {
                         let _ = tokio::io::copy_bidirectional(&mut inbound, &mut outbound).await;

@@ -167,6 +167,7 @@ async fn register(
         current_load: worker.serving.running(),
         instance_id: Some(worker.instance_id.clone()),
         pool: worker.settings.pool.clone(),
+        location: Some(&worker.settings.location).filter(|it| !it.is_unknown()).cloned().map(Box::new),
         version: Some(env!("CARGO_PKG_VERSION").to_owned()),
         have: worker.links.connected_relay_ids(older),
         succeeds: older.and_then(|older| older.relay_id.clone()).into_iter().collect(),

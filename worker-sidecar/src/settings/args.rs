@@ -32,6 +32,12 @@ pub struct Args {
     /// Pool that the worker belongs to [default: none]
     #[arg(long, env = "WORKER_POOL", value_name = "NAME")]
     pub worker_pool: Option<String>,
+    /// Zone in which the worker runs: a relay with ZONE prefers workers of its own [default: none]
+    #[arg(long, env = "ZONE", value_name = "NAME")]
+    pub zone: Option<String>,
+    /// Cluster or site in which the worker runs, which may have several zones [default: none]
+    #[arg(long, env = "CLUSTER", value_name = "NAME")]
+    pub cluster: Option<String>,
     /// Inference backend to serve [default: http://127.0.0.1:8000]
     #[arg(long, env = "BACKEND_URL", value_name = "URL")]
     pub backend_url: Option<String>,
@@ -147,6 +153,8 @@ impl Args {
             &mut self.provider_name,
             &mut self.worker_name,
             &mut self.worker_pool,
+            &mut self.zone,
+            &mut self.cluster,
             &mut self.backend_url,
             &mut self.backend_engine,
             &mut self.models,

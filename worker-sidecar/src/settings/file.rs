@@ -22,6 +22,8 @@ pub(super) struct File {
     pub(super) worker_token_file: Option<PathBuf>,
     pub(super) name: Option<String>,
     pub(super) pool: Option<String>,
+    pub(super) zone: Option<String>,
+    pub(super) cluster: Option<String>,
     pub(super) backend: Option<FileBackend>,
     pub(super) models: Option<Vec<String>>,
     pub(super) model_details: Option<BTreeMap<String, Map<String, Value>>>,

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 use modelrelay_protocol::limits::MAX_WORKER_NAME_CHARS;
+use modelrelay_protocol::location::{ALLOWED_LABEL, is_label};
 use modelrelay_protocol::names::{is_model_name, is_unprintable};
 use modelrelay_protocol::units::parse_size;
 use url::Url;
@@ -48,6 +49,10 @@ impl<'a> Given<'a> {
         } else {
             Err(self.refuse("at most 128 printable characters"))
         }
+    }
+
+    pub(super) fn location_label(self) -> Result<String, SettingError> {
+        if is_label(self.value) { Ok(self.value.to_owned()) } else { Err(self.refuse(ALLOWED_LABEL)) }
     }
 
     pub(super) fn log_filter(self) -> Result<LogFilter, SettingError> {

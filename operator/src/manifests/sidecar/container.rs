@@ -18,6 +18,11 @@ const TOKEN_FILE: &str = "/etc/modelrelay/token/token";
 /// The path of the key that the worker sends to the backend.
 pub const BACKEND_KEY_FILE: &str = "/etc/modelrelay/backend-key/key";
 
+/// The variable with the worker's zone.
+pub(super) const ZONE: &str = "ZONE";
+/// The Pod's label with the zone of its node.
+const ZONE_FIELD: &str = "metadata.labels['topology.kubernetes.io/zone']";
+
 const CONFIG_VOLUME: &str = "modelrelay-config";
 const SECRET_VOLUME: &str = "modelrelay-secret";
 const TOKEN_VOLUME: &str = "modelrelay-token";
@@ -197,6 +202,10 @@ pub(super) fn env(inputs: &SidecarInputs<'_>, alone: bool) -> Vec<Value> {
         // The kubelet's probes and preStop hooks use the Pod's address.
         json!({"name": "PROBE_ADDR", "value": format!("[::]:{}", sidecar_port(spec))}),
     ];
+    // Empty on a cluster that does not copy the label of the node to its Pods.
+    if !spec.sidecar.env.iter().any(|variable| backend::name(variable) == ZONE) {
+        env.push(node_zone());
+    }
     // Not in worker.yaml, which also reaches running Pods, whose mounts are fixed. It overrides the secret there.
     if spec.credential == Credential::ServiceAccountToken {
         env.push(json!({"name": "WORKER_TOKEN_FILE", "value": TOKEN_FILE}));
@@ -211,6 +220,11 @@ pub(super) fn env(inputs: &SidecarInputs<'_>, alone: bool) -> Vec<Value> {
     }
     env.extend(spec.sidecar.env.iter().cloned());
     env
+}
+
+/// Returns the worker's zone by default: that of the node.
+pub(super) fn node_zone() -> Value {
+    json!({"name": ZONE, "valueFrom": {"fieldRef": {"fieldPath": ZONE_FIELD}}})
 }
 
 /// Returns the readiness probe. It never depends on the relay, whose outage would stop backends. In a template, the

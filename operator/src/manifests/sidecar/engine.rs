@@ -80,6 +80,10 @@ fn take_over(engine: &mut Map<String, Value>, inputs: &SidecarInputs<'_>) -> Res
     let env = array(engine, "env")?;
     container::check_env("env of container modelrelay-worker", env)?;
     for variable in container::env(inputs, true) {
+        // The zone that the template names takes precedence over the node's.
+        if variable == container::node_zone() && env.iter().any(|given| backend::name(given) == container::ZONE) {
+            continue;
+        }
         env.retain(|given| backend::name(given) != backend::name(&variable));
         env.push(variable);
     }

@@ -127,6 +127,8 @@ pub enum MoveReason {
     Distrust,
     /// Other workers are less loaded.
     Load,
+    /// The home is farther from the relay.
+    Nearer,
     /// The home left, drains, failed this request or others for the model, or cannot serve it any more.
     Gone,
 }
@@ -150,6 +152,7 @@ impl Decision {
             MoveReason::Backlog => "backlog",
             MoveReason::Distrust => "distrust",
             MoveReason::Load => "load",
+            MoveReason::Nearer => "nearer",
             MoveReason::Gone => "gone",
         }
     }

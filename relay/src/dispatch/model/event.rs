@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use modelrelay_protocol::message::{self, Slot};
 
+use super::distance::{Distance, Spill};
 use super::fairness::{Fairness, TokenUsage};
 use super::owner::Owner;
 
@@ -67,6 +68,8 @@ pub struct Settings {
     pub request_timeout: Duration,
     /// How a worker is chosen.
     pub placement: Placement,
+    /// How much more load a nearer worker may have than a farther one and still be chosen.
+    pub spill: Spill,
     /// The largest number of conversations whose home is remembered.
     pub max_homes: usize,
     /// How waiting requests share the workers.
@@ -299,6 +302,8 @@ pub struct NewWorker {
     pub multiplexer: Option<NewMultiplexer>,
     /// The worker process, the same after it reconnects; `None`: unknown.
     pub instance: Option<Arc<str>>,
+    /// How far it is from the relay.
+    pub distance: Distance,
 }
 
 /// A multiplexer as its worker registered it.

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use super::cache::Cache;
 use super::clock::Moment;
 use super::demand::DemandState;
+use super::distance::Distance;
 use super::event::{Grant, Model, NewWorker, Placement, RequestKey, WorkerKey};
 use super::homes::InstanceKey;
 use super::models::ModelId;
@@ -16,6 +17,7 @@ pub(crate) struct Worker {
     pub(crate) key: WorkerKey,
     /// Its process, the same after it reconnects.
     pub(crate) instance: InstanceKey,
+    pub(crate) distance: Distance,
     pub(crate) core1: bool,
     pub(crate) max_concurrent: u32,
     /// The models that it advertises, sorted, without duplicates.
@@ -57,6 +59,7 @@ impl Worker {
         Self {
             key: new.key,
             instance: InstanceKey::new(new.instance.as_deref(), new.key),
+            distance: new.distance,
             core1: new.core1 || new.multiplexer.is_some(),
             max_concurrent: new.max_concurrent,
             ranks: vec![None; models.len()],
@@ -181,7 +184,7 @@ impl Worker {
 
     fn rank(&self, load: u32, placement: Placement) -> Rank {
         let backlog = (placement == Placement::Cache).then(|| self.cache.backlog());
-        Rank { is_failing: false, load, turn: self.turn, worker: self.key, backlog }
+        Rank { is_failing: false, load, turn: self.turn, worker: self.key, backlog, distance: self.distance }
     }
 
     /// Returns its rank among the workers with room for a model.

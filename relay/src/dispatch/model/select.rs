@@ -1,8 +1,10 @@
 //! Selects the worker for a request: the lowest load wins, ties are broken by rotation, without a scan of the other
-//! workers.
+//! workers. Of workers at different [distances](Distance), the nearest wins, unless it has more load than the others by
+//! more than the [spill](Spill).
 
 use std::collections::BTreeSet;
 
+use super::distance::{Distance, Spill};
 use super::event::WorkerKey;
 
 /// A worker's rank among those with room: least loaded first, then longest unused; workers that fail the model last.
@@ -15,6 +17,7 @@ pub(crate) struct Rank {
     pub(crate) worker: WorkerKey,
     /// The bytes that it has yet to compute, if workers are placed by it.
     pub(crate) backlog: Option<u64>,
+    pub(crate) distance: Distance,
 }
 
 impl Rank {
@@ -28,9 +31,17 @@ impl Rank {
     }
 }
 
-/// The workers that have room for one model, separated by what they can carry.
+/// The workers that have room for one model, by their distance.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Available {
+    by_distance: [Sides; Distance::COUNT],
+    /// The number of workers beyond the first distance; without any, the others are not searched.
+    far: usize,
+}
+
+/// Workers at one distance, separated by what they can carry.
+#[derive(Clone, Debug, Default)]
+struct Sides {
     core1: Ranked,
     seeds: Ranked,
 }
@@ -56,32 +67,64 @@ impl Ranked {
     }
 }
 
-impl Available {
-    pub(crate) fn insert(&mut self, rank: Rank, core1: bool) {
-        self.side(core1).insert(rank);
-    }
-
-    pub(crate) fn remove(&mut self, rank: &Rank, core1: bool) {
-        self.side(core1).remove(rank);
-    }
-
-    /// Returns the best worker that `suits`. Few do not: those that failed this request.
-    pub(crate) fn best(&self, needs_core1: bool, suits: impl Fn(WorkerKey) -> bool) -> Option<Rank> {
+impl Sides {
+    fn best(&self, needs_core1: bool, suits: impl Fn(WorkerKey) -> bool) -> Option<Rank> {
         let first = |side: &Ranked| side.ranks.iter().find(|rank| suits(rank.worker)).copied();
-        self.sides(needs_core1).filter_map(first).min()
+        self.able(needs_core1).filter_map(first).min()
     }
 
-    /// The same by backlog.
-    pub(crate) fn least_backlog(&self, needs_core1: bool, suits: impl Fn(WorkerKey) -> bool) -> Option<Rank> {
+    fn least_backlog(&self, needs_core1: bool, suits: impl Fn(WorkerKey) -> bool) -> Option<Rank> {
         let first = |side: &Ranked| side.backlogs.iter().find(|(.., rank)| suits(rank.worker)).copied();
-        self.sides(needs_core1).filter_map(first).min().map(|(.., rank)| rank)
+        self.able(needs_core1).filter_map(first).min().map(|(.., rank)| rank)
     }
 
-    fn sides(&self, needs_core1: bool) -> impl Iterator<Item = &Ranked> {
+    fn able(&self, needs_core1: bool) -> impl Iterator<Item = &Ranked> {
         std::iter::once(&self.core1).chain((!needs_core1).then_some(&self.seeds))
     }
 
     fn side(&mut self, core1: bool) -> &mut Ranked {
         if core1 { &mut self.core1 } else { &mut self.seeds }
+    }
+}
+
+impl Available {
+    pub(crate) fn insert(&mut self, rank: Rank, core1: bool) {
+        self.far += usize::from(rank.distance != Distance::Zone);
+        self.by_distance[rank.distance as usize].side(core1).insert(rank);
+    }
+
+    pub(crate) fn remove(&mut self, rank: &Rank, core1: bool) {
+        self.far -= usize::from(rank.distance != Distance::Zone);
+        self.by_distance[rank.distance as usize].side(core1).remove(rank);
+    }
+
+    /// Returns the best worker that `suits`. Few do not: those that failed this request.
+    pub(crate) fn best(&self, needs_core1: bool, spill: Spill, suits: impl Fn(WorkerKey) -> bool) -> Option<Rank> {
+        self.nearest(|sides| sides.best(needs_core1, &suits), |rank| rank.load.into(), spill.requests.into())
+    }
+
+    /// The same by backlog.
+    pub(crate) fn least_backlog(
+        &self,
+        needs_core1: bool,
+        spill: Spill,
+        suits: impl Fn(WorkerKey) -> bool,
+    ) -> Option<Rank> {
+        let backlog = |rank: &Rank| rank.backlog.unwrap_or(0);
+        self.nearest(|sides| sides.least_backlog(needs_core1, &suits), backlog, spill.bytes)
+    }
+
+    /// Returns the nearest of the best workers of each distance that has at most `spill` more load than the least loaded one.
+    fn nearest(&self, best: impl Fn(&Sides) -> Option<Rank>, load: impl Fn(&Rank) -> u64, spill: u64) -> Option<Rank> {
+        let [near, farther @ ..] = &self.by_distance;
+        let near = best(near);
+        if self.far == 0 {
+            return near;
+        }
+        let [cluster, elsewhere] = farther;
+        let bests = [near, best(cluster), best(elsewhere)];
+        let (is_failing, least) = bests.iter().flatten().map(|rank| (rank.is_failing, load(rank))).min()?;
+        let is_chosen = |rank: &Rank| rank.is_failing == is_failing && load(rank) <= least.saturating_add(spill);
+        bests.into_iter().flatten().find(is_chosen)
     }
 }

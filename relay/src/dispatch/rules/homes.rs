@@ -3,7 +3,8 @@
 //! With [`Placement::LeastLoad`] only among equally loaded workers. With [`Placement::Cache`] a worker costs the bytes that
 //! it has yet to compute, its backlog, and those of the request that it does not have in its cache. The home is compared
 //! with the worker of the smallest backlog; the cheaper one gets the request. So a conversation moves when waiting at its
-//! home costs more than moving, which is [more](MOVE_COST) than computing its prompt again.
+//! home costs more than moving, which is [more](MOVE_COST) than computing its prompt again. A farther worker costs the bytes of
+//! the [spill](crate::dispatch::Spill) in addition. With least load, a home wins only among workers of its own distance.
 //!
 //! How much of a prompt a home still has is learned from the cached tokens that backends report: a worker whose cache often
 //! lacks what was believed is trusted less, and its homes count for less.
@@ -14,6 +15,7 @@
 //! A request without a conversation, and one that is pinned, follows the contract.
 
 use crate::dispatch::Dispatch;
+use crate::dispatch::model::distance::Distance;
 use crate::dispatch::model::effect::{Decision, MoveReason};
 use crate::dispatch::model::event::{Conversation, NewWorker, Placement, RequestKey, WorkerKey};
 use crate::dispatch::model::homes::{Home, InstanceKey};
@@ -57,7 +59,7 @@ impl Dispatch {
         let rank = home.rank_of(request.model)?;
         let is_able = (home.core1 || !request.new.needs_core1) && rank.is_failing == best.is_failing && suits(home);
         let is_better = match self.settings.placement {
-            Placement::LeastLoad => rank.load == best.load,
+            Placement::LeastLoad => rank.load == best.load && rank.distance == best.distance,
             Placement::Cache => self.is_worth_waiting(home, best.worker, home.cache.expected(believed)),
         };
         (is_able && is_better).then_some(home.key)
@@ -65,11 +67,17 @@ impl Dispatch {
 
     /// True if waiting at the home costs at most as much as moving to another worker, which lacks these bytes.
     fn is_worth_waiting(&self, home: &Worker, other: WorkerKey, saved: u64) -> bool {
-        home.cache.backlog() <= self.backlog(other).saturating_add(MOVE_COST.saturating_mul(saved))
+        let other = self.workers.get(&other);
+        let (backlog, distance) = other.map_or((0, home.distance), |other| (other.cache.backlog(), other.distance));
+        let farther = |one: Distance, than| if one > than { self.settings.spill.bytes } else { 0 };
+        let elsewhere = backlog.saturating_add(MOVE_COST.saturating_mul(saved));
+        home.cache.backlog().saturating_add(farther(home.distance, distance))
+            <= elsewhere.saturating_add(farther(distance, home.distance))
     }
 
-    fn backlog(&self, worker: WorkerKey) -> u64 {
-        self.workers.get(&worker).map_or(0, |worker| worker.cache.backlog())
+    /// True if a worker is nearer than another one.
+    fn is_nearer(&self, worker: WorkerKey, than: &Worker) -> bool {
+        self.workers.get(&worker).is_some_and(|worker| worker.distance < than.distance)
     }
 
     /// Returns why a request goes to a worker, and the bytes of its prompt that are believed to be in the cache there.
@@ -98,10 +106,12 @@ impl Dispatch {
             MoveReason::Gone
         } else if !home.has_room_for(&group.name) {
             MoveReason::Busy
+        } else if self.places_by_cache() && self.is_worth_waiting(home, to, believed) {
+            MoveReason::Distrust
+        } else if self.is_nearer(to, home) {
+            MoveReason::Nearer
         } else if !self.places_by_cache() {
             MoveReason::Load
-        } else if self.is_worth_waiting(home, to, believed) {
-            MoveReason::Distrust
         } else {
             MoveReason::Backlog
         };

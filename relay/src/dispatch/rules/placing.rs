@@ -35,11 +35,11 @@ impl Dispatch {
         let is_suited = |key| self.workers.get(&key).is_some_and(&suits);
         let group = &self.models[request.model];
         // If the best one fails the model, all of them do.
-        let needs_core1 = request.new.needs_core1;
+        let (needs_core1, spill) = (request.new.needs_core1, self.settings.spill);
         let best = if self.places_by_cache() && request.new.conversation.is_some() {
-            group.available.least_backlog(needs_core1, is_suited)?
+            group.available.least_backlog(needs_core1, spill, is_suited)?
         } else {
-            group.available.best(needs_core1, is_suited)?
+            group.available.best(needs_core1, spill, is_suited)?
         };
         if self.is_passed_over(group, best.worker, needs_core1, &suits) {
             return None;

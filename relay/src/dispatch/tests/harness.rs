@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::dispatch::{
-    AttemptFailure, CancelReason, Class, Decision, Dispatch, Effect, Event, Failure, FailureReport, Fairness, Grant,
-    LossCause, Model, NewRequest, NewWorker, Placement, RequestKey, RequestPlace, Settings, WorkerKey,
+    AttemptFailure, CancelReason, Class, Decision, Dispatch, Distance, Effect, Event, Failure, FailureReport, Fairness,
+    Grant, LossCause, Model, NewRequest, NewWorker, Placement, RequestKey, RequestPlace, Settings, Spill, WorkerKey,
 };
 
 /// The seed settings: 100 in the queue, 30 s of waiting, 300 s in total.
@@ -23,6 +23,7 @@ pub(super) fn settings() -> Settings {
         cold_models: HashSet::new(),
         request_timeout: Duration::from_secs(300),
         placement: Placement::LeastLoad,
+        spill: Spill { requests: 2, bytes: 100 },
         max_homes: 100,
         fairness: Fairness::default(),
     }
@@ -207,6 +208,7 @@ pub(super) fn worker(key: u64, models: &[&str], max_concurrent: u32, core1: bool
         core1,
         multiplexer: None,
         instance: None,
+        distance: Distance::Zone,
     }
 }
 

@@ -86,6 +86,10 @@ const MUST_BE_SEEN_OF_PLACEMENT: [&str; 10] = [
     "sent before others at home",
 ];
 
+/// The same for a run with near and far workers.
+const MUST_BE_SEEN_OF_ZONES: [&str; 6] =
+    ["home", "moved: nearer", "kept near", "spilled", "sent far without near room", "stayed far at home"];
+
 /// The same for a run with owners.
 const MUST_BE_SEEN_OF_SHARES: [&str; 12] = [
     "ranked by service or class",
@@ -186,7 +190,7 @@ impl Play {
 
     /// Checks the places in the queue, and the bound on the service of two keys.
     fn check_shares(&mut self, event: &Event, effects: &[Effect]) {
-        self.seen.extend(self.reference.fair_occurrences());
+        self.seen.extend(self.reference.occurrences());
         assert_eq!(self.core.positions(), self.reference.positions(), "places in the queue");
         if let Some(bound) = &mut self.bound {
             bound.apply(event);
@@ -260,15 +264,15 @@ impl Play {
                 let live = self.reference.requests.keys().copied().collect::<Vec<_>>();
                 Event::Cancel { request: pick(&live, request)?, reason }
             }
-            Op::Join { models: mask, max_concurrent, load, core1, failing, slots, process } => {
+            Op::Join { models: mask, max_concurrent, load, core1, failing, slots, process, distance } => {
                 let key = WorkerKey(self.key());
                 let (models, failing) = (models(mask), models(failing));
                 let kind = if slots.is_some() { "multiplexer" } else { "plain" };
                 let instance = process.map(|number| format!("{kind} {number}").into());
-                join(
-                    NewWorker { key, models, failing, max_concurrent, load, core1, multiplexer: None, instance },
-                    slots,
-                )
+                let (multiplexer, distance) = (None, distance.unwrap_or_default());
+                let new =
+                    NewWorker { key, models, failing, max_concurrent, load, core1, multiplexer, instance, distance };
+                join(new, slots)
             }
             Op::Lose { worker, cause } => {
                 let worker = self.worker(worker)?;
@@ -405,6 +409,11 @@ fn random_histories_agree_with_reference() {
 #[test]
 fn random_placements_agree_with_reference() {
     run(Kind::Placed, &MUST_BE_SEEN_OF_PLACEMENT);
+}
+
+#[test]
+fn random_distances_agree_with_reference() {
+    run(Kind::Zoned, &MUST_BE_SEEN_OF_ZONES);
 }
 
 #[test]

@@ -7,6 +7,7 @@ use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 
 use modelrelay_protocol::limits::{MAX_ID_BYTES, MAX_MODEL_CHARS, MAX_WORKER_NAME_CHARS};
+use modelrelay_protocol::location::{ALLOWED_LABEL, Location};
 use modelrelay_protocol::message::{Register, Slot};
 use modelrelay_protocol::names::{self, Naming};
 use modelrelay_protocol::version::{Capabilities, Capability, is_known_version};
@@ -26,6 +27,8 @@ pub struct Accepted {
     pub models: Vec<Arc<str>>,
     /// The number of requests at once.
     pub max_concurrent: u32,
+    /// Its zone and cluster.
+    pub location: Location,
     /// The state of its slots, if it has a multiplexer.
     pub slots: Vec<Slot>,
     /// Names that only left-out slots define.
@@ -65,7 +68,20 @@ pub fn sanitize(register: &Register, provider: &ProviderConfig) -> Accepted {
     let (slots, meaningless) = sanitize_slots(register, provider, &mut warnings);
     let mut models = sanitize_models(&register.models, provider, &mut warnings);
     models.retain(|model| !meaningless.contains(&**model));
-    Accepted { name, models, max_concurrent, slots, meaningless, naming: register.naming, warnings }
+    let location = sanitize_location(register, &mut warnings);
+    Accepted { name, models, max_concurrent, location, slots, meaningless, naming: register.naming, warnings }
+}
+
+/// Returns the valid labels: they become labels of metrics.
+fn sanitize_location(register: &Register, warnings: &mut Vec<String>) -> Location {
+    let given = register.location.as_deref().cloned().unwrap_or_default();
+    let valid = given.clone().valid();
+    for (what, is_left_out) in [("zone", given.zone != valid.zone), ("cluster", given.cluster != valid.cluster)] {
+        if is_left_out {
+            warnings.push(format!("{what} left out: allowed are {ALLOWED_LABEL}"));
+        }
+    }
+    valid
 }
 
 /// Returns the valid slots of a multiplexer; without the capability they are ignored. If the slots are invalid, also
@@ -187,6 +203,17 @@ mod tests {
         let accepted = sanitize(&register(&[" b ", "", "a", "b", "c"]), &provider);
         assert_eq!(names(&accepted), ["b", "a"]);
         assert_eq!(accepted.warnings.len(), 4, "{:?}", accepted.warnings);
+    }
+
+    #[test]
+    fn invalid_zone_is_left_out_with_warning() {
+        let mut message = register(&["a"]);
+        let location = Location { zone: Some("a\u{1b}[31m".into()), cluster: Some("home".into()) };
+        message.location = Some(Box::new(location));
+        let accepted = sanitize(&message, &ProviderConfig::new("p"));
+        assert_eq!(accepted.location, Location { zone: None, cluster: Some("home".into()) });
+        assert_eq!(accepted.warnings.len(), 1, "{:?}", accepted.warnings);
+        assert!(accepted.warnings[0].starts_with("zone left out"), "{:?}", accepted.warnings);
     }
 
     #[test]

@@ -4,6 +4,8 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use modelrelay_protocol::location::Location;
+
 use crate::dispatch::WorkerKey;
 use crate::settings::worker_credential::Credential;
 
@@ -23,6 +25,8 @@ pub struct WorkerInfo {
     pub instance: Option<Arc<str>>,
     /// Its WorkerPool.
     pub pool: Option<String>,
+    /// Its zone and cluster.
+    pub location: Location,
     /// The address from which it connected.
     pub address: IpAddr,
     /// True if it supports frames, credits, grants and drain.

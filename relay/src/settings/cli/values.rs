@@ -7,11 +7,14 @@ use std::time::Duration;
 use http::HeaderName;
 use modelrelay_protocol::cidr::Cidr;
 use modelrelay_protocol::headers;
+use modelrelay_protocol::location::{ALLOWED_LABEL, is_label};
 use modelrelay_protocol::units::{MAX_DURATION, MIN_DURATION, parse_duration_or_zero, parse_size};
 
 use super::{Accounts, Names, OptionalAddr, OptionalPath, OptionalText, Proxies};
 use crate::http::base_path;
-use crate::settings::config::{CacheIsolation, FairnessMode, MOST_HOMES, MOST_USAGE_DAYS, Placement, RawAliases};
+use crate::settings::config::{
+    CacheIsolation, FairnessMode, MOST_HOMES, MOST_SPILL_REQUESTS, MOST_USAGE_DAYS, Placement, RawAliases,
+};
 use crate::telemetry::log::{LogFilter, LogFormat};
 
 type AllowedValues = String;
@@ -115,6 +118,19 @@ pub(super) fn fairness_mode(text: &str) -> Result<FairnessMode, AllowedValues> {
 
 pub(super) fn homes(text: &str) -> Result<usize, AllowedValues> {
     integer(text, 1, MOST_HOMES)
+}
+
+pub(super) fn spill_requests(text: &str) -> Result<u32, AllowedValues> {
+    integer(text, 0, MOST_SPILL_REQUESTS)
+}
+
+/// Parses the name of a zone or cluster; an empty text is none.
+pub(super) fn optional_label(text: &str) -> Result<OptionalText, AllowedValues> {
+    match text {
+        "" => Ok(OptionalText(None)),
+        _ if is_label(text) => Ok(OptionalText(Some(text.to_owned()))),
+        _ => Err(ALLOWED_LABEL.to_owned()),
+    }
 }
 
 pub(super) fn models_per_worker(text: &str) -> Result<usize, AllowedValues> {

@@ -1,11 +1,14 @@
 //! How a provider chooses workers: by load alone, or by the prompts that their caches hold.
 
 pub use crate::dispatch::Placement;
+use crate::dispatch::Spill;
 
 /// The default number of conversations whose home is remembered.
 pub const MAX_HOMES: usize = 100_000;
 /// The most conversations whose home may be remembered; each takes about 50 bytes.
 pub const MOST_HOMES: usize = 10_000_000;
+/// The most requests that a nearer worker may run more than a farther one: more than any worker runs.
+pub const MOST_SPILL_REQUESTS: u32 = 1_000_000;
 
 /// The settings of placement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -16,6 +19,8 @@ pub struct PlacementConfig {
     pub cache_isolation: CacheIsolation,
     /// The most conversations whose home is remembered.
     pub max_homes: usize,
+    /// How much more load a nearer worker may have than a farther one and still be chosen.
+    pub spill: Spill,
 }
 
 /// Which requests may share a home.
@@ -30,7 +35,12 @@ pub enum CacheIsolation {
 
 impl Default for PlacementConfig {
     fn default() -> Self {
-        Self { mode: Placement::default(), cache_isolation: CacheIsolation::default(), max_homes: MAX_HOMES }
+        Self {
+            mode: Placement::default(),
+            cache_isolation: CacheIsolation::default(),
+            max_homes: MAX_HOMES,
+            spill: Spill::default(),
+        }
     }
 }
 

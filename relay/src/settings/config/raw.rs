@@ -66,6 +66,8 @@ pub(super) struct RawPlacement {
     pub(super) mode: Option<String>,
     pub(super) cache_isolation: Option<String>,
     pub(super) max_homes: Option<usize>,
+    pub(super) spill_requests: Option<u32>,
+    pub(super) spill_bytes: Option<ByteSize>,
 }
 
 #[derive(Debug, Deserialize)]

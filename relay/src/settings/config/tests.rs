@@ -378,6 +378,8 @@ fn omitted_parts_of_placement_have_defaults() {
     assert_eq!(placed("{mode: cache}"), cache);
     let all = PlacementConfig { cache_isolation: CacheIsolation::Key, max_homes: 7, ..cache };
     assert_eq!(placed("{mode: cache, cacheIsolation: key, maxHomes: 7}"), all);
+    let spill = Spill { requests: 0, ..Spill::default() };
+    assert_eq!(placed("{spillRequests: 0}"), PlacementConfig { spill, ..PlacementConfig::default() });
 }
 
 #[test]
@@ -396,10 +398,13 @@ fn bad_placement_names_field_and_allowed_values() {
 
 #[test]
 fn placement_variables_apply_to_sole_provider() {
-    let given =
-        ["--worker-secret", "0123456789abcdef", "--placement", "cache", "--cache-isolation", "key", "--max-homes", "9"];
-    let config = Config::from_args(&args(&given)).expect("valid");
-    let expected = PlacementConfig { mode: Placement::Cache, cache_isolation: CacheIsolation::Key, max_homes: 9 };
+    let secret = ["--worker-secret", "0123456789abcdef"];
+    let given = ["--placement", "cache", "--cache-isolation", "key", "--max-homes", "9"];
+    let spill = ["--spill-requests", "0", "--spill-bytes", "1Ki"];
+    let config = Config::from_args(&args(&[&secret[..], &given[..], &spill[..]].concat())).expect("valid");
+    let spill = Spill { requests: 0, bytes: 1024 };
+    let expected =
+        PlacementConfig { mode: Placement::Cache, cache_isolation: CacheIsolation::Key, max_homes: 9, spill };
     assert_eq!(config.providers[0].placement, expected);
 }
 

@@ -12,11 +12,12 @@ use super::bounds::{bounded, within};
 use super::credentials;
 use super::fairness::{FairnessConfig, FairnessMode};
 use super::model_names::{NamePlaces, RawModelNames};
-use super::placement::{CacheIsolation, MOST_HOMES, Placement, PlacementConfig};
+use super::placement::{CacheIsolation, MOST_HOMES, MOST_SPILL_REQUESTS, Placement, PlacementConfig};
 use super::raw::{RawFairness, RawModel, RawPlacement, RawProvider, RawQueue, RawSecret};
 use super::{
     CatalogueModel, ConfigError, MAX_MODELS_PER_WORKER, MAX_RELAY_COUNT, ProviderConfig, Sources, WorkerSecret, tenants,
 };
+use crate::dispatch::Spill;
 use crate::keys::Tenant;
 use crate::kubernetes::identity::ServiceAccount;
 
@@ -116,6 +117,7 @@ fn placement(place: &str, raw: Option<&RawPlacement>) -> Result<PlacementConfig,
     let default = PlacementConfig::default();
     let Some(raw) = raw else { return Ok(default) };
     within(&format!("{place}.maxHomes"), raw.max_homes, 1, MOST_HOMES)?;
+    within(&format!("{place}.spillRequests"), raw.spill_requests, 0, MOST_SPILL_REQUESTS)?;
     let mode = raw.mode.as_deref().map(|text| {
         let refused = || ConfigError::refused(&format!("{place}.mode"), text, Placement::ALLOWED);
         Placement::parse(text).ok_or_else(refused)
@@ -128,6 +130,10 @@ fn placement(place: &str, raw: Option<&RawPlacement>) -> Result<PlacementConfig,
         mode: mode.transpose()?.unwrap_or(default.mode),
         cache_isolation: cache_isolation.transpose()?.unwrap_or(default.cache_isolation),
         max_homes: raw.max_homes.unwrap_or(default.max_homes),
+        spill: Spill {
+            requests: raw.spill_requests.unwrap_or(default.spill.requests),
+            bytes: raw.spill_bytes.map_or(default.spill.bytes, |size| size.0),
+        },
     })
 }
 

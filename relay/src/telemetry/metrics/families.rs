@@ -10,6 +10,7 @@ use prometheus::{
 use super::keys::KeyFamilies;
 use super::process::ProcessGauges;
 use super::state::StateGauges;
+use super::zones::ZoneFamilies;
 
 const LONG: &[f64] =
     &[0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1200.0, 3600.0];
@@ -58,6 +59,7 @@ pub(super) struct Families {
     pub(super) tls_expiry: IntGaugeVec,
     pub(super) build_info: IntGaugeVec,
     pub(super) gauges: StateGauges,
+    pub(super) zones: ZoneFamilies,
     pub(super) process: ProcessGauges,
 }
 
@@ -193,6 +195,7 @@ impl Families {
             ),
             build_info: gauge_vec(&registry, "build_info", "Build information.", &["version", "revision", "rustc"]),
             gauges: StateGauges::new(&registry),
+            zones: ZoneFamilies::new(&registry),
             process: ProcessGauges::new(&registry),
             registry,
         }
@@ -203,6 +206,7 @@ impl Families {
         let counters = [
             &self.requests,
             &self.placements,
+            &self.zones.requests,
             &self.requeues,
             &self.cancellations,
             &self.tokens,

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
+use modelrelay_protocol::location::Location;
 use modelrelay_protocol::message::{CancelReason, TokenCounts};
 use modelrelay_protocol::paths::Endpoint;
 use prometheus::Histogram;
@@ -64,8 +65,9 @@ impl ProviderSeries {
     }
 
     /// Counts a request that was sent to a worker.
-    pub fn placed(&self, decision: Decision) {
+    pub fn placed(&self, decision: Decision, location: &Location) {
         if !self.is_retired() {
+            self.families.zones.sent(&self.name, location);
             let labels = [&*self.name, decision.as_str(), decision.reason()];
             self.families.placements.with_label_values(&labels).inc();
         }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use modelrelay_protocol::location::Location;
 use prometheus::{GaugeVec, IntGauge, IntGaugeVec, Registry};
 
 use super::families::{float_gauge_vec, gauge_vec, int_gauge};
@@ -73,6 +74,8 @@ pub struct ModelGauges {
 pub struct WorkerGauges {
     /// The id from the relay.
     pub id: String,
+    /// Its zone and cluster.
+    pub location: Location,
     /// True if it accepts no more requests.
     pub is_draining: bool,
     /// Requests of this relay at the worker.
@@ -251,6 +254,6 @@ fn worker_state(worker: &WorkerGauges) -> &'static str {
     }
 }
 
-fn signed(value: u64) -> i64 {
+pub(super) fn signed(value: u64) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
 }

@@ -1,5 +1,6 @@
 use std::time::SystemTime;
 
+use modelrelay_protocol::location::Location;
 use modelrelay_protocol::message::{CancelReason, TokenCounts};
 
 use super::*;
@@ -9,9 +10,14 @@ fn end(outcome: Outcome, code: u16) -> RequestEnd {
     RequestEnd { outcome, code, stream: true, duration: Duration::from_millis(300) }
 }
 
+fn home() -> Location {
+    Location { zone: Some("attic".to_owned()), cluster: Some("home".to_owned()) }
+}
+
 fn worker(id: &str, used: u64, is_draining: bool) -> WorkerGauges {
     WorkerGauges {
         id: id.to_owned(),
+        location: home(),
         is_draining,
         used,
         slots: 4,
@@ -46,8 +52,8 @@ fn busy() -> Metrics {
     let tokens = TokenCounts { prompt_tokens: 3, completion_tokens: 5, total_tokens: 8, cached_tokens: Some(2) };
     request.tokens_used(tokens, Some(Duration::from_secs(1)));
     provider.queue_wait_ended(QueueOutcome::Dispatched, Duration::from_millis(1));
-    provider.placed(Decision::Home);
-    provider.placed(Decision::Moved(MoveReason::Busy));
+    provider.placed(Decision::Home, &home());
+    provider.placed(Decision::Moved(MoveReason::Busy), &Location::default());
     provider.requeued(RequeueReason::WorkerLost);
     provider.cancelled(CancelReason::Timeout, Stage::Queued);
     provider.worker_connected(ConnectionResult::Accepted);
@@ -227,4 +233,21 @@ fn admin_statistics_agree_with_metrics() {
         (Some(&1), Some(&2), 1)
     );
     assert_eq!((report.queue_wait_ms.count, report.ttft_ms.count), (1, 1));
+}
+
+#[test]
+fn zones_beyond_limit_share_one_series() {
+    let metrics = Metrics::new();
+    let provider = metrics.provider("local");
+    for number in 0..40 {
+        let zone = Location { zone: Some(format!("zone-{number}")), cluster: None };
+        provider.placed(Decision::LeastLoad, &zone);
+    }
+    let text = metrics.render(&RelayGauges::default);
+    let series: Vec<_> = text.lines().filter(|line| line.starts_with("modelrelay_zone_requests_total{")).collect();
+    assert_eq!(series.len(), 33, "{series:?}");
+    let other = r#"modelrelay_zone_requests_total{cluster="other",provider="local",zone="other"} 8"#;
+    assert!(series.contains(&other), "{series:?}");
+    metrics.remove_provider("local");
+    assert!(!metrics.render(&RelayGauges::default).contains("zone-1"));
 }

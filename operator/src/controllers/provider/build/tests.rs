@@ -126,7 +126,7 @@ fn full_spec_matches_snapshot() {
         "models": [{"id": "meta-llama/Llama-3.1-8B-Instruct", "aliases": ["llama3"]}],
         "aliases": {"gpt-4o": "llama3"}, "defaultModel": "llama3", "fallbackModel": "gpt-4o",
         "queue": {"maxLength": 7, "maxBytes": "1Mi", "timeout": "10s", "coldTimeout": "1m30s"},
-        "placement": {"mode": "cache", "cacheIsolation": "key", "maxHomes": 500},
+        "placement": {"mode": "cache", "cacheIsolation": "key", "maxHomes": 500, "spillRequests": 2, "spillBytes": "1Mi"},
         "requestTimeout": "1m", "maxModelsPerWorker": 4, "requireProtocolVersion": true,
         "workerSecretRef": {"name": "mine", "key": "k"}, "secretsPolicy": "Delete",
         "relay": {

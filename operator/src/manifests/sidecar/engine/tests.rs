@@ -80,6 +80,26 @@ fn user_probes_are_kept_and_worker_variables_win() {
 }
 
 #[test]
+fn zone_is_that_of_node_unless_named() {
+    let zone = json!({"name": "ZONE", "value": "attic"});
+    let of_node = "metadata.labels['topology.kubernetes.io/zone']";
+    for (in_pool, in_template) in [(false, false), (true, false), (false, true)] {
+        let env = |given: bool| if given { json!([zone.clone()]) } else { json!([]) };
+        let mut spec = pool(&json!({"sidecar": {"env": env(in_pool)}}));
+        spec.spec.template.as_mut().unwrap().spec["containers"][0]["env"] = env(in_template);
+        let (pod, _) = rendered(&spec).unwrap();
+        let all = pod["spec"]["containers"][0]["env"].as_array().unwrap();
+        let zones: Vec<_> = all.iter().filter(|one| one["name"] == "ZONE").collect();
+        assert_eq!(zones.len(), 1, "{all:?}");
+        if in_pool || in_template {
+            assert_eq!(*zones[0], zone);
+        } else {
+            assert_eq!(zones[0]["valueFrom"]["fieldRef"]["fieldPath"], of_node);
+        }
+    }
+}
+
+#[test]
 fn conflicting_engine_settings_are_refused() {
     let refused = |change: &dyn Fn(&mut Value)| {
         let mut pool = pool(&json!({}));

@@ -14,7 +14,8 @@ use modelrelay_protocol::message::Slot;
 
 use crate::dispatch::tests::harness::report;
 use crate::dispatch::{
-    AttemptFailure, CancelReason, Class, Fairness, Gate, Grant, LoadFailure, LossCause, Model, Placement, Settings,
+    AttemptFailure, CancelReason, Class, Distance, Fairness, Gate, Grant, LoadFailure, LossCause, Model, Placement,
+    Settings, Spill,
 };
 
 const SHORTEST: usize = 60;
@@ -51,6 +52,8 @@ pub(super) enum Op {
         slots: Option<Vec<Slot>>,
         /// One of a few worker processes; `None`: one that does not name itself.
         process: Option<u8>,
+        /// How far it is.
+        distance: Option<Distance>,
     },
     Lose {
         worker: usize,
@@ -160,7 +163,9 @@ pub(super) enum Kind {
     Plain,
     /// Requests have conversations, and both placements are used.
     Placed,
-    /// The same, and requests have owners.
+    /// The same, and workers are near or far.
+    Zoned,
+    /// The same as placed, and requests have owners.
     Shared,
     /// A few keys want more than the workers can do.
     Crowded,
@@ -171,7 +176,7 @@ impl Kind {
     fn draw<T: Clone + Debug + 'static>(self, part: impl Strategy<Value = T> + 'static) -> BoxedStrategy<Option<T>> {
         match self {
             Self::Plain | Self::Crowded => Just(None).boxed(),
-            Self::Placed | Self::Shared => prop::option::weighted(0.8, part).boxed(),
+            Self::Placed | Self::Zoned | Self::Shared => prop::option::weighted(0.8, part).boxed(),
         }
     }
 
@@ -181,6 +186,14 @@ impl Kind {
         part: impl Strategy<Value = T> + 'static,
     ) -> BoxedStrategy<Option<T>> {
         if self == Self::Shared { prop::option::weighted(0.8, part).boxed() } else { Just(None).boxed() }
+    }
+
+    /// Draws an optional part of zones.
+    fn draw_zones<T: Clone + Debug + 'static>(
+        self,
+        part: impl Strategy<Value = T> + 'static,
+    ) -> BoxedStrategy<Option<T>> {
+        if self == Self::Zoned { prop::option::weighted(0.8, part).boxed() } else { Just(None).boxed() }
     }
 }
 
@@ -196,7 +209,7 @@ fn op(kind: Kind) -> BoxedStrategy<Op> {
     ];
     match kind {
         Kind::Plain | Kind::Crowded => op.boxed(),
-        Kind::Placed => prop_oneof![12 => op, 1 => begin(), 1 => homes()].boxed(),
+        Kind::Placed | Kind::Zoned => prop_oneof![12 => op, 1 => begin(), 1 => homes()].boxed(),
         Kind::Shared => prop_oneof![12 => op, 1 => begin(), 1 => homes(), 2 => use_tokens()].boxed(),
     }
 }
@@ -225,6 +238,15 @@ fn homes() -> impl Strategy<Value = Op> {
 /// The share of a prompt that was cached.
 fn cached() -> impl Strategy<Value = u16> {
     prop::sample::select(vec![0, 500, 1000])
+}
+
+fn distance() -> impl Strategy<Value = Distance> {
+    prop::sample::select(vec![Distance::Zone, Distance::Cluster, Distance::Elsewhere])
+}
+
+fn spill() -> impl Strategy<Value = Spill> {
+    let parts = (prop::sample::select(vec![0, 1, 3, u32::MAX]), prop::sample::select(vec![0, 10, 40, 1_000]));
+    parts.prop_map(|(requests, bytes)| Spill { requests, bytes })
 }
 
 /// Selects among all existing objects.
@@ -268,8 +290,17 @@ fn of_a_worker(kind: Kind) -> impl Strategy<Value = Op> {
     let multiplexer = prop::option::weighted(0.5, slots::slots());
     // May include models that are not advertised.
     let failing = prop_oneof![2 => Just(0), 1 => 1..ALL_MODELS];
-    let join = (1..ALL_MODELS, 1..4_u32, 0..2_u32, any::<bool>(), failing.clone(), multiplexer, kind.draw(0..3_u8))
-        .prop_map(|(models, max_concurrent, load, core1, failing, slots, process)| Op::Join {
+    let join = (
+        1..ALL_MODELS,
+        1..4_u32,
+        0..2_u32,
+        any::<bool>(),
+        failing.clone(),
+        multiplexer,
+        kind.draw(0..3_u8),
+        kind.draw_zones(distance()),
+    )
+        .prop_map(|(models, max_concurrent, load, core1, failing, slots, process, distance)| Op::Join {
             models,
             max_concurrent,
             load,
@@ -277,6 +308,7 @@ fn of_a_worker(kind: Kind) -> impl Strategy<Value = Op> {
             failing,
             slots,
             process,
+            distance,
         });
     let causes = [LossCause::Disconnected, LossCause::HeartbeatTimeout];
     let lose =
@@ -333,9 +365,10 @@ fn limits(kind: Kind) -> impl Strategy<Value = Settings> {
         seconds(&[1, 2, 4, 10, 60]),
         kind.draw(prop::sample::select(vec![0, 1, 2, 3, 10, 10, 100])),
         kind.draw_shared(prop::sample::select(vec![None, Some(0), Some(500), Some(500), Some(3_000)])),
+        kind.draw_zones(spill()),
     )
         .prop_map(
-            |(enabled, max_queue_len, max_queue_bytes, queue, absent, cold, declared, request, homes, after)| {
+            |(enabled, max_queue_len, max_queue_bytes, queue, absent, cold, declared, request, homes, after, spill)| {
                 Settings {
                     enabled,
                     max_queue_len,
@@ -346,6 +379,7 @@ fn limits(kind: Kind) -> impl Strategy<Value = Settings> {
                     cold_models: declared.then(|| MODELS[0].into()).into_iter().collect(),
                     request_timeout: request,
                     placement: if homes.is_some() { Placement::Cache } else { Placement::LeastLoad },
+                    spill: spill.unwrap_or_default(),
                     max_homes: homes.unwrap_or(100),
                     fairness: fairness(after),
                 }
@@ -373,7 +407,9 @@ pub(super) fn history(kind: Kind) -> BoxedStrategy<(Settings, Vec<Op>)> {
     match kind {
         Kind::Plain => any_history(kind).boxed(),
         Kind::Crowded => crowded::history().boxed(),
-        Kind::Placed | Kind::Shared => prop_oneof![3 => any_history(kind), 1 => busy::history(kind)].boxed(),
+        Kind::Placed | Kind::Zoned | Kind::Shared => {
+            prop_oneof![3 => any_history(kind), 1 => busy::history(kind)].boxed()
+        }
     }
 }
 

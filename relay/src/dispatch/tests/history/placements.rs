@@ -176,6 +176,7 @@ fn name(decision: Decision) -> &'static str {
         (_, "distrust") => "moved: distrust",
         (_, "gone") => "moved: gone",
         (_, "load") => "moved: load",
+        (_, "nearer") => "moved: nearer",
         (name, _) => name,
     }
 }

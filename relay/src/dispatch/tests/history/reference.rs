@@ -315,6 +315,7 @@ impl Reference {
     /// Sends a waiting request to the best worker, or one at home there that may overtake it.
     fn place(&mut self, key: RequestKey) {
         let worker = self.best_for(key).expect("a worker with room");
+        self.note_distance(key, worker);
         let is_overtaken = |(first, _): &(RequestKey, Vec<RequestKey>)| {
             let Some(order) = &self.order else { return true };
             let place = |key| order.iter().position(|sent| *sent == key).unwrap_or(usize::MAX);
@@ -326,8 +327,8 @@ impl Reference {
         self.send(first, worker);
     }
 
-    /// Returns the occurrences that concern fair shares since the last call.
-    pub(super) fn fair_occurrences(&mut self) -> Vec<&'static str> {
+    /// Returns the occurrences that concern fair shares and distances since the last call.
+    pub(super) fn occurrences(&mut self) -> Vec<&'static str> {
         std::mem::take(&mut self.accounts.seen)
     }
 

@@ -13,6 +13,7 @@ fn link() -> Arc<WorkerLink> {
         version: None,
         instance: None,
         pool: None,
+        location: modelrelay_protocol::location::Location::default(),
         address: IpAddr::from([127, 0, 0, 1]),
         core1: true,
         slots1: false,

@@ -6,7 +6,7 @@ use std::time::Duration;
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use super::{CONVERSATIONS, Kind, Op, OwnerOp, any_index, begin, cached};
+use super::{CONVERSATIONS, Kind, Op, OwnerOp, any_index, begin, cached, distance, spill};
 use crate::dispatch::tests::harness::settings;
 use crate::dispatch::{AttemptFailure, CancelReason, Class, Placement, Settings};
 
@@ -24,9 +24,10 @@ pub(super) fn history(kind: Kind) -> impl Strategy<Value = (Settings, Vec<Op>)> 
     let conditions = (placement, prop::bool::weighted(0.33), prop::bool::weighted(0.25))
         .prop_map(|(placement, has_room, forgets)| Conditions { placement, has_room, forgets });
     let parts = conditions.prop_flat_map(move |it| {
-        (Just(it), prop::sample::select(vec![2, 10, 100]), vec(join(it), 2..4), vec(op(kind, it), 60..240))
+        let spill = kind.draw_zones(spill());
+        (Just(it), prop::sample::select(vec![2, 10, 100]), spill, vec(join(kind, it), 2..4), vec(op(kind, it), 60..240))
     });
-    parts.prop_map(|(conditions, max_homes, mut ops, rest)| {
+    parts.prop_map(|(conditions, max_homes, spill, mut ops, rest)| {
         ops.extend(rest);
         let long = Duration::from_secs(300);
         let settings = Settings {
@@ -35,6 +36,7 @@ pub(super) fn history(kind: Kind) -> impl Strategy<Value = (Settings, Vec<Op>)> 
             queue_timeout: long,
             request_timeout: long,
             placement: conditions.placement,
+            spill: spill.unwrap_or_default(),
             max_homes,
             ..settings()
         };
@@ -42,9 +44,10 @@ pub(super) fn history(kind: Kind) -> impl Strategy<Value = (Settings, Vec<Op>)> 
     })
 }
 
-fn join(conditions: Conditions) -> impl Strategy<Value = Op> {
+fn join(kind: Kind, conditions: Conditions) -> impl Strategy<Value = Op> {
     let sizes = if conditions.has_room { 2..5_u32 } else { 1..3 };
-    (sizes, 0..3_u8).prop_map(|(max_concurrent, process)| Op::Join {
+    let parts = (sizes, 0..3_u8, kind.draw_zones(distance()));
+    parts.prop_map(|(max_concurrent, process, distance)| Op::Join {
         models: 1,
         max_concurrent,
         load: 0,
@@ -52,6 +55,7 @@ fn join(conditions: Conditions) -> impl Strategy<Value = Op> {
         failing: 0,
         slots: None,
         process: Some(process),
+        distance,
     })
 }
 

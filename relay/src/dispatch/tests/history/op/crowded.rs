@@ -43,6 +43,7 @@ fn join() -> impl Strategy<Value = Op> {
         failing: 0,
         slots: None,
         process: None,
+        distance: None,
     })
 }
 

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Reference, Request, Worker};
 use crate::dispatch::{
-    AttemptFailure, Conversation, Decision, Event, Model, MoveReason, NewRequest, NewWorker, Placement, RequestKey,
-    WorkerKey,
+    AttemptFailure, Conversation, Decision, Distance, Event, Model, MoveReason, NewRequest, NewWorker, Placement,
+    RequestKey, WorkerKey,
 };
 
 /// The homes of conversations, and the caches that were lost.
@@ -112,20 +112,59 @@ impl Reference {
     pub(super) fn best_of(&self, request: RequestKey, able: &[WorkerKey]) -> Option<WorkerKey> {
         let new = &self.requests[&request].new;
         let by_cache = self.places_by_cache() && new.conversation.is_some();
+        let spill = self.settings.spill;
+        let spill = if by_cache { spill.bytes } else { spill.requests.into() };
+        let measure = |key: &WorkerKey| if by_cache { self.backlog(*key) } else { self.load(*key, &new.model).into() };
+        let least = able.iter().map(measure).min()?;
+        let nearest = able.iter().filter(|key| measure(key) <= least + spill).map(|key| self.distance(*key)).min()?;
         let rank = |key: &WorkerKey| {
             let backlog = if by_cache { self.backlog(*key) } else { 0 };
             (backlog, self.load(*key, &new.model), self.workers[key].turn, *key)
         };
-        let best = able.iter().copied().min_by_key(rank)?;
+        let best = able.iter().copied().filter(|key| self.distance(*key) == nearest).min_by_key(rank)?;
         let Some((home, believed)) = self.home_of(new).filter(|(home, _)| able.contains(home)) else {
             return Some(best);
         };
         let stays = if self.places_by_cache() {
-            self.backlog(home) <= self.backlog(best) + 3 * self.expected(home, believed)
+            self.is_worth_waiting(home, best, self.expected(home, believed))
         } else {
-            self.load(home, &new.model) == self.load(best, &new.model)
+            self.load(home, &new.model) == self.load(best, &new.model) && self.distance(home) == nearest
         };
         Some(if stays { home } else { best })
+    }
+
+    /// Records how distances have affected the choice of a worker.
+    pub(super) fn note_distance(&mut self, request: RequestKey, chosen: WorkerKey) {
+        let new = &self.requests[&request].new;
+        if new.pin.is_some() {
+            return;
+        }
+        let able = |key: &WorkerKey| self.could_serve(*key, request) && !self.passes_over(*key, request);
+        let others = self.workers.keys().copied().filter(|key| able(key) && *key != chosen);
+        let (free, full): (Vec<_>, Vec<_>) = others.partition(|key| self.has_room(*key, &new.model));
+        let (place, load) = (self.distance(chosen), self.load(chosen, &new.model));
+        let is_nearer = |key: &WorkerKey| self.distance(*key) < place;
+        let is_home = self.home_of(new).is_some_and(|(home, _)| home == chosen);
+        let kept = free.iter().any(|key| self.distance(*key) > place && self.load(*key, &new.model) < load);
+        let seen = [
+            ("kept near", kept),
+            ("spilled", free.iter().any(is_nearer) && !is_home),
+            ("sent far without near room", full.iter().any(is_nearer) && !free.iter().any(is_nearer)),
+            ("stayed far at home", free.iter().any(is_nearer) && is_home && self.places_by_cache()),
+        ];
+        self.accounts.seen.extend(seen.into_iter().filter(|(_, is_seen)| *is_seen).map(|(name, _)| name));
+    }
+
+    pub(in super::super) fn distance(&self, worker: WorkerKey) -> Distance {
+        self.workers[&worker].new.distance
+    }
+
+    /// True if the home costs at most what the other one costs: its backlog, what it lacks three times, and its distance.
+    fn is_worth_waiting(&self, home: WorkerKey, other: WorkerKey, saved: u64) -> bool {
+        let nearest = self.distance(home).min(self.distance(other));
+        let spill = self.settings.spill.bytes;
+        let cost = |key| self.backlog(key) + if self.distance(key) > nearest { spill } else { 0 };
+        cost(home) <= cost(other) + 3 * saved
     }
 
     fn decision(&self, key: RequestKey, to: WorkerKey) -> (Decision, u64) {
@@ -148,10 +187,12 @@ impl Reference {
             MoveReason::Gone
         } else if !self.has_room(home, &new.model) {
             MoveReason::Busy
+        } else if self.places_by_cache() && self.is_worth_waiting(home, to, believed) {
+            MoveReason::Distrust
+        } else if self.distance(to) < self.distance(home) {
+            MoveReason::Nearer
         } else if !self.places_by_cache() {
             MoveReason::Load
-        } else if self.backlog(home) <= self.backlog(to) + 3 * believed {
-            MoveReason::Distrust
         } else {
             MoveReason::Backlog
         };

@@ -20,3 +20,4 @@ mod tls;
 mod tokens;
 mod traces;
 mod worker_loss;
+mod zones;

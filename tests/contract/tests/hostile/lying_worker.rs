@@ -154,6 +154,7 @@ fn introduction(dice: &mut Dice) -> Value {
                 "succeeds",
                 "slots",
                 "pool",
+                "location",
                 "version",
             ];
             message[fields[dice.below(fields.len())]] = dice.odd_value();

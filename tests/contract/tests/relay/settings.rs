@@ -112,6 +112,9 @@ async fn bad_placement_in_file_is_refused() {
     for (placement, parts) in [
         ("{mode: fastest}", ["placement.mode", "fastest", "least-load or cache"]),
         ("{cacheIsolation: user}", ["placement.cacheIsolation", "user", "none or key"]),
+        ("{spillRequests: -1}", ["relay.yaml", "providers[0].placement.spillRequests", "-1"]),
+        ("{spillRequests: 1000001}", ["placement.spillRequests", "1000001", "an integer from 0 to 1000000"]),
+        ("{spillBytes: 64KB}", ["placement.spillBytes", "64KB", "Ki"]),
         ("{maxHomes: 0}", ["placement.maxHomes", "0", "an integer from 1 to"]),
     ] {
         is_refused(Relay::builder().config(one_provider(&format!("  placement: {placement}"))), &parts).await;
@@ -120,7 +123,9 @@ async fn bad_placement_in_file_is_refused() {
 
 #[tokio::test]
 async fn placement_in_file_is_accepted() {
-    let yaml = one_provider("  placement: {mode: cache, cacheIsolation: key, maxHomes: 10}");
+    let yaml = one_provider(
+        "  placement: {mode: cache, cacheIsolation: key, maxHomes: 10, spillRequests: 0, spillBytes: 1Mi}",
+    );
     let relay = Relay::builder().config(yaml).start().await;
     let mut worker = relay.dial().open().await;
     assert_eq!(worker.register(&["a"], 1).await["models"], serde_json::json!(["a"]));
@@ -157,4 +162,19 @@ async fn unknown_flag_is_refused_and_named() {
 async fn refused_secret_is_not_printed() {
     let (_, log) = Relay::builder().env("WORKER_SECRET", "planted").env("MAX_QUEUE_LEN", "x").start_and_exit().await;
     assert!(!log.contains("planted"), "{}", log.dump());
+}
+
+#[tokio::test]
+async fn bad_zone_is_refused_and_empty_one_ignored() {
+    for (name, value) in [("ZONE", "west 1"), ("CLUSTER", "-home"), ("ZONE", &"z".repeat(64))] {
+        is_refused(Relay::builder().env(name, value), &[name, value, "1 to 63 letters"]).await;
+    }
+    let relay = Relay::builder().env("ZONE", "").env("CLUSTER", "").start().await;
+    assert!(relay.admin_json("/admin/state").await["zone"].is_null());
+}
+
+#[tokio::test]
+async fn bad_spill_is_refused() {
+    is_refused(Relay::builder().env("SPILL_REQUESTS", "-1"), &["SPILL_REQUESTS", "-1", "an integer from 0"]).await;
+    is_refused(Relay::builder().env("SPILL_BYTES", "64KB"), &["SPILL_BYTES", "64KB"]).await;
 }

@@ -49,6 +49,21 @@ async fn register_is_first_message_with_seed_fields() {
 }
 
 #[tokio::test]
+async fn register_names_zone_and_cluster_if_set() {
+    for (zone, cluster, expected) in [
+        ("attic", "home", json!({"zone": "attic", "cluster": "home"})),
+        ("", "home", json!({"cluster": "home"})),
+        ("", "", Value::Null),
+    ] {
+        let mut relay = FakeRelay::start().await;
+        let worker = WorkerProcess::builder().relay(relay.url()).env("ZONE", zone).env("CLUSTER", cluster);
+        let _worker = worker.start().await;
+        let mut link = relay.dial().await.upgrade().await;
+        assert_eq!(link.expect("register").await["location"], expected);
+    }
+}
+
+#[tokio::test]
 async fn register_offers_core1_its_limits_and_version() {
     let rig = Rig::core1().await;
     let register = &rig.link.registration;

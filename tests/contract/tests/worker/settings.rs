@@ -38,6 +38,14 @@ async fn empty_secret_is_treated_as_missing() {
 }
 
 #[tokio::test]
+async fn zone_with_other_characters_is_refused() {
+    for (name, odd) in [("ZONE", "west 1"), ("CLUSTER", "zürich"), ("ZONE", &"z".repeat(64))] {
+        let line = refused(WorkerProcess::builder().env(name, odd)).await;
+        names(&line, &[name, odd, "1 to 63 letters"]);
+    }
+}
+
+#[tokio::test]
 async fn secret_outside_ascii_is_refused() {
     for (name, odd) in [("WORKER_SECRET", "geheim-äöü"), ("BACKEND_API_KEY", "schlüssel"), ("DRAIN_TOKEN", "a\rb")]
     {

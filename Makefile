@@ -3,7 +3,7 @@
 
 # `make test` is for each change. `make test-all` adds the suites that need more time, root, or a cluster.
 TEST = fmt lint unit histories simulation contract clients engine browser docs chart
-TEST_MORE = images cluster backends chaos speed windows fuzz wheel rustdoc publish deny workflows
+TEST_MORE = spec images cluster backends chaos speed windows fuzz wheel rustdoc publish deny workflows
 
 # `make replay` uses the suites' compiled libraries, and optimizes the crates that it spends its time in.
 REPLAY_PROFILE = $(foreach crate,bench relay,--config profile.dev.package.modelrelay-$(crate).opt-level=1)

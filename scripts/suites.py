@@ -86,6 +86,8 @@ SUITES = [
     Suite("backends", "the multiplexer over real inference servers", 1.2, ("build", "engine-programs", "vllm-programs")),
     Suite("chaos", "the programs under faults and too much load", 1.6, ("build-more",)),
     Suite("speed", "instructions of a request and of a token, of the programs with LTO", 1.0, ("build", "images")),
+    # After `simulation`, because both build it.
+    Suite("spec", "the specification of the grants protocol, checked and compared with the simulation", 1.0, ("simulation",)),
     Suite("windows", "the programs for Windows, under Wine", 1.6),
     Suite("fuzz", "ten seconds of each fuzz target", 2.0),
     Suite("wheel", "the Python wheel, installed and run to the first response", 1.0, ("build",)),

@@ -25,6 +25,8 @@
 //!
 //! Pure: each call passes the time in.
 
+mod step;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 

@@ -34,6 +34,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Instant, SystemTime};
 
 use arc_swap::ArcSwap;
+use modelrelay_protocol::grant_step;
 use modelrelay_protocol::message::{ModelsUpdate, RegisterAck, RelayToWorker};
 use tokio::sync::Notify;
 use tracing::{debug, info, warn};
@@ -190,6 +191,7 @@ impl Provider {
             self.remove(&mut state, &older, LossCause::Disconnected);
         }
         self.shared.mark_worker();
+        grant_step!("opens", link.info.id);
         link.push(&RelayToWorker::RegisterAck(ack));
         state.links.insert(link.info.key, Arc::clone(link));
         state.listed.add(&worker.models, accepted.naming);
@@ -278,6 +280,14 @@ impl Provider {
     /// Records the worker's grant to this relay.
     pub fn granted(&self, link: &WorkerLink, grant: Grant) {
         let mut state = self.lock();
+        grant_step!(
+            "reads_grant",
+            link.info.id,
+            slots = grant.slots,
+            others = grant.others,
+            capacity = grant.capacity,
+            links = grant.links
+        );
         self.end_succession(&mut state, link.info.key);
         self.handle(&mut state, Event::Granted { worker: link.info.key, grant });
     }
@@ -371,6 +381,7 @@ impl Provider {
         if state.links.remove(&link.info.key).is_none() {
             return;
         }
+        grant_step!("loses", link.info.id);
         let begun = |held: &InFlight| held.exchange().detach(held.attempt) == Detached::Begun;
         let mut started = link.release_all();
         started.retain(begun);

@@ -22,6 +22,7 @@ use bytes::Bytes;
 use http::{Method, Request as Head};
 use modelrelay_multiplexer::actor::ConnectFailureReport;
 use modelrelay_protocol::dialect::Dialect;
+use modelrelay_protocol::grant_step;
 use modelrelay_protocol::limits::MAX_ID_BYTES;
 use modelrelay_protocol::message::{Request, ResponseDetails, WorkerError, WorkerToRelay};
 use modelrelay_protocol::paths::{Endpoint, POST_PATHS, backend_path};
@@ -62,6 +63,7 @@ struct Passed {
 pub fn begin(worker: &Arc<Worker>, link: &Arc<Link>, mut request: Request) {
     let refuse = |code: &str, message: &str| link.push(&failure::error_message(&request.request_id, code, message));
     if link.core1 && worker.drain.is_draining() {
+        grant_step!("drains", link.id.0, id = request.request_id);
         return refuse(WorkerError::DRAINING, "the worker is draining");
     }
     if request.request_id.is_empty() || request.request_id.len() > MAX_ID_BYTES {
@@ -70,6 +72,7 @@ pub fn begin(worker: &Arc<Worker>, link: &Arc<Link>, mut request: Request) {
     if link.core1 && (request.stream.is_none() || request.content_length.is_none()) {
         return refuse(WorkerError::BAD_BODY, "the request has no stream id or no body length");
     }
+    grant_step!("request", link.id.0, id = request.request_id);
     // Before anything else is read: a demand includes the requests before it.
     let (taken, start) = match worker.serving.admit(link, &request.model, request.class) {
         Admission::Accepted(taken, start) => (taken, start),
@@ -115,6 +118,7 @@ pub fn fail_upload(worker: &Worker, link: &Link, id: &str, stream: u32, error: U
     tracing::warn!(request_id = %id, stream, message, "backend error");
     worker.metrics.backend_errors(BROKEN_UPLOAD);
     if link.cancel(id) {
+        grant_step!("errs", link.id.0, id = id);
         link.push(&failure::error_message(id, WorkerError::BAD_BODY, message));
     }
 }

@@ -33,6 +33,7 @@ use std::time::Instant;
 use modelrelay_multiplexer::board::Peer;
 use modelrelay_multiplexer::event::RelayKey;
 use modelrelay_protocol::frame::BodyKind;
+use modelrelay_protocol::grant_step;
 use modelrelay_protocol::headers;
 use modelrelay_protocol::limits::STREAM_WINDOW_BYTES;
 use modelrelay_protocol::message::{Credit, ModelsUpdate, RegisterAck, WorkerToRelay, encode};
@@ -54,7 +55,7 @@ const CONGESTED_BYTES: usize = 64 << 10;
 /// Identifies a link in this process; never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(test, derive(Default))]
-pub struct LinkId(u64);
+pub struct LinkId(pub(crate) u64);
 
 /// Identifies one request on its link, even if a relay uses an id again.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -131,7 +132,7 @@ pub(crate) enum Next {
 }
 
 impl Link {
-    /// A new link with nothing to write.
+    /// Creates a link with nothing to write.
     pub fn new(relay: Arc<str>, ack: &RegisterAck, capabilities: &Capabilities, credential: Credential) -> Arc<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let state = LinkState {
@@ -144,8 +145,10 @@ impl Link {
             close: None,
             muted: false,
         };
+        let id = LinkId(NEXT.fetch_add(1, Ordering::Relaxed));
+        grant_step!("acknowledged", id.0, name = ack.worker_id);
         Arc::new(Self {
-            id: LinkId(NEXT.fetch_add(1, Ordering::Relaxed)),
+            id,
             relay,
             relay_id: ack.relay_id.clone(),
             core1: capabilities.has(Capability::Core1),

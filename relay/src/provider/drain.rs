@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use modelrelay_protocol::grant_step;
 use modelrelay_protocol::message::GracefulShutdown;
 use tracing::info;
 
@@ -52,9 +53,11 @@ impl Provider {
     /// Sends no more requests over this link; unwritten ones are requeued.
     pub(super) fn stop_sending(&self, state: &mut ProviderCore, link: &WorkerLink) {
         let worker = link.info.key;
+        grant_step!("stops", link.info.id);
         self.handle_quietly(state, Event::WorkerDraining { worker });
         for held in link.take_unwritten() {
             let (request, attempt) = (held.record.key, held.attempt);
+            grant_step!("unsends", link.info.id, id = held.request_id);
             held.exchange().detach(attempt);
             let failure = AttemptFailure::Draining;
             self.handle_quietly(state, Event::AttemptFailed { worker, request, attempt, failure });

@@ -2,6 +2,8 @@
 
 use std::time::Instant;
 
+use modelrelay_protocol::grant_step;
+
 use super::{Provider, ProviderCore};
 use crate::dispatch::{AttemptFailure, CancelReason, Event, RequestKey};
 use crate::provider::request::RequestRecord;
@@ -29,6 +31,7 @@ impl Provider {
         let usage = held.record.usage();
         let mut state = self.lock();
         link.release(held.stream);
+        grant_step!("reads_end", link.info.id, id = held.request_id);
         let (worker, request, attempt) = (link.info.key, held.record.key, held.attempt);
         self.handle(&mut state, Event::Completed { worker, request, attempt, cached, usage });
     }
@@ -38,6 +41,7 @@ impl Provider {
         let mut state = self.lock();
         link.release(held.stream);
         let (worker, request, attempt) = (link.info.key, held.record.key, held.attempt);
+        grant_step!(reply_to(&failure), link.info.id, id = held.request_id);
         held.exchange().detach(attempt);
         self.handle(&mut state, Event::AttemptFailed { worker, request, attempt, failure });
     }
@@ -57,5 +61,15 @@ impl Provider {
         if let Some(usage) = record.usage() {
             self.handle(state, Event::Used { request: record.key, usage });
         }
+    }
+}
+
+/// Returns the step of the grants protocol that a failure is.
+#[cfg(feature = "simulation")]
+fn reply_to(failure: &AttemptFailure) -> &'static str {
+    match failure {
+        AttemptFailure::AtCapacity => "reads_refusal",
+        AttemptFailure::Draining => "reads_draining",
+        _ => "reads_end",
     }
 }

@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::fmt::{Debug, Write};
 use std::time::Duration;
 
+use serde_json::{Map, Value, json};
 use tracing::field::{Field, Visit};
 use tracing::span::Attributes;
 use tracing::{Event, Id, Level, Metadata, Subscriber};
@@ -32,13 +33,25 @@ pub struct Line {
     pub text: String,
 }
 
-thread_local!(static LINES: RefCell<Option<Vec<Line>>> = const { RefCell::new(None) });
+/// The target of the steps of the grants protocol.
+const STEPS_TARGET: &str = "grants";
 
-/// Collects the logs of simulations, for the lifetime of the process.
-pub fn install() {
-    let is_own = |metadata: &Metadata<'_>| metadata.is_span() || metadata.target().starts_with("modelrelay");
-    let subscriber =
-        Registry::default().with(Collector.with_filter(filter_fn(is_own).with_max_level_hint(Level::DEBUG)));
+thread_local! {
+    static LINES: RefCell<Option<Vec<Line>>> = const { RefCell::new(None) };
+    static STEPS: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Collects the logs of simulations, for the lifetime of the process, and the steps of the grants protocol if
+/// `has_steps` is set.
+pub fn install(has_steps: bool) {
+    let is_own = move |metadata: &Metadata<'_>| {
+        let is_step = metadata.target() == STEPS_TARGET;
+        metadata.is_span()
+            || metadata.target().starts_with("modelrelay") && *metadata.level() != Level::TRACE
+            || is_step && has_steps
+    };
+    let level = if has_steps { Level::TRACE } else { Level::DEBUG };
+    let subscriber = Registry::default().with(Collector.with_filter(filter_fn(is_own).with_max_level_hint(level)));
     tracing::subscriber::set_global_default(subscriber).expect("no other subscriber is set");
 }
 
@@ -50,6 +63,16 @@ pub fn begin() {
 /// Returns the lines that were logged on this thread since.
 pub fn take() -> Vec<Line> {
     LINES.take().unwrap_or_default()
+}
+
+/// Returns the steps of the grants protocol on this thread, one JSON object a line.
+pub fn take_steps() -> Vec<String> {
+    STEPS.take()
+}
+
+/// Adds the step of a host that this program itself causes.
+pub fn note_step(host: &str, op: &str) {
+    STEPS.with_borrow_mut(|steps| steps.push(json!({"host": host, "op": op}).to_string()));
 }
 
 struct Collector;
@@ -69,6 +92,12 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Collector {
     fn on_event(&self, event: &Event<'_>, context: Context<'_, S>) {
         let host = context.event_scope(event).into_iter().flatten();
         let host = host.filter_map(|span| span.extensions().get::<Host>().map(|host| host.0.clone())).last();
+        if event.metadata().target() == STEPS_TARGET {
+            let mut step = Step::default();
+            event.record(&mut step);
+            step.0.insert("host".to_owned(), host.unwrap_or_default().into());
+            return STEPS.with_borrow_mut(|steps| steps.push(Value::Object(step.0).to_string()));
+        }
         let mut fields = Fields::default();
         event.record(&mut fields);
         let text = format!("{} {}{}", event.metadata().level(), fields.message, fields.text);
@@ -79,6 +108,19 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Collector {
                 lines.push(Line { at, host, message, request_id, model, key_id, text });
             }
         });
+    }
+}
+
+#[derive(Default)]
+struct Step(Map<String, Value>);
+
+impl Visit for Step {
+    fn record_str(&mut self, field: &Field, value: &str) {
+        self.0.insert(field.name().to_owned(), value.into());
+    }
+
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        self.0.insert(field.name().to_owned(), format!("{value:?}").into());
     }
 }
 

@@ -33,6 +33,9 @@ struct Args {
     /// With it, print what came of it for a program to read.
     #[arg(long, hide = true, requires = "seed")]
     report: bool,
+    /// With it, print the steps of the grants protocol, for tests/spec.
+    #[arg(long, hide = true, requires = "seed")]
+    grants: bool,
     /// Seeds at once. [default: the machine's processors]
     #[arg(long, env = "JOBS")]
     jobs: Option<usize>,
@@ -40,10 +43,11 @@ struct Args {
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    log::install();
+    log::install(args.grants);
     world::catch_panics();
     match args.seed {
         Some(seed) if args.report => report(seed),
+        Some(seed) if args.grants => print_grants(seed),
         Some(seed) => run_seed(seed),
         None => run_all(&args),
     }
@@ -64,6 +68,12 @@ fn report(seed: u64) -> ExitCode {
         Ok(report) => println!("{report}"),
         Err(_) => return ExitCode::FAILURE,
     }
+    ExitCode::SUCCESS
+}
+
+#[allow(clippy::print_stdout)]
+fn print_grants(seed: u64) -> ExitCode {
+    world::run(seed).steps.iter().for_each(|step| println!("{step}"));
     ExitCode::SUCCESS
 }
 

@@ -53,6 +53,9 @@ pub struct Report {
     /// Human-readable events and log lines.
     #[serde(skip)]
     pub story: String,
+    /// The steps of the grants protocol, if they are collected.
+    #[serde(skip)]
+    pub steps: Vec<String>,
 }
 
 /// Runs a seed to its end, on its own thread. The first seed of a process behaves the same in every process; a later
@@ -81,6 +84,7 @@ impl Report {
             elapsed: Duration::ZERO,
             fingerprint: 0,
             story: String::new(),
+            steps: Vec::new(),
         }
     }
 }
@@ -295,6 +299,7 @@ impl World {
     fn kill(&self, sim: &mut Sim<'_>, name: &str) {
         if !self.hosts[name].is_gone.replace(true) {
             self.ledger.note(Event::Gone(name.to_owned()));
+            log::note_step(name, "crashes");
             sim.crash(name);
         }
     }
@@ -383,6 +388,7 @@ impl World {
             elapsed,
             fingerprint: hasher.finish(),
             story,
+            steps: log::take_steps(),
         }
     }
 }

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+use modelrelay_protocol::grant_step;
 use modelrelay_protocol::grants::{Admission, GrantValues, LinkKind, SlotAllocator};
 use modelrelay_protocol::message::{Grant, WorkerToRelay, encode};
 use modelrelay_protocol::outbox::Latest;
@@ -62,6 +63,7 @@ pub enum CapacityAdmission {
 impl Capacity {
     /// Creates the capacity for `slots` concurrent requests.
     pub fn new(slots: u32) -> Arc<Self> {
+        grant_step!("starts", 0, capacity = slots);
         let inner = CapacityState { allocator: SlotAllocator::new(slots), links: HashMap::new(), held: HashMap::new() };
         Arc::new(Self {
             inner: Mutex::new(inner),
@@ -83,12 +85,14 @@ impl Capacity {
 
     /// Sets the number of requests that may run from now on.
     pub fn set(self: &Arc<Self>, slots: u32) {
+        grant_step!("capacity", 0, capacity = slots);
         self.change(|inner| inner.allocator.set_capacity(slots, Instant::now()));
     }
 
     /// A link has registered.
     pub fn join(self: &Arc<Self>, link: &Arc<Link>) {
         let kind = if link.core1 { LinkKind::Granted } else { LinkKind::Held };
+        grant_step!("joins", link.id.0, core1 = link.core1);
         self.change(|inner| {
             inner.links.insert(link.id, Arc::clone(link));
             inner.allocator.add_link(link.id, kind, Instant::now());
@@ -97,6 +101,7 @@ impl Capacity {
 
     /// A link is gone, and its requests with it.
     pub fn leave(self: &Arc<Self>, link: LinkId) {
+        grant_step!("leaves", link.0);
         let gone = self.change(|inner| {
             inner.allocator.remove_link(link, Instant::now());
             (inner.links.remove(&link), inner.held.remove(&link))
@@ -120,16 +125,19 @@ impl Capacity {
 
     /// `waiting` requests wait at the relay for this worker.
     pub fn handle_demand(self: &Arc<Self>, link: LinkId, waiting: u32) {
+        grant_step!("demand", link.0, waiting = waiting);
         self.change(|inner| inner.allocator.on_demand(link, waiting, Instant::now()));
     }
 
     /// The relay sends no more requests over `link`, which finishes what it has.
     pub fn handle_leaving(self: &Arc<Self>, link: LinkId) {
+        grant_step!("leaving", link.0);
         self.change(|inner| inner.allocator.on_leaving(link, Instant::now()));
     }
 
     /// Any other message arrived on `link`.
     pub fn handle_message(self: &Arc<Self>, link: LinkId) {
+        grant_step!(if self.lock().allocator.is_listening() => "hears", link.0);
         self.change(|inner| inner.allocator.on_message(link, Instant::now()));
     }
 
@@ -142,6 +150,7 @@ impl Capacity {
                 Some(due) => {
                     tokio::select! {
                         () = tokio::time::sleep_until(due.into()) => {
+                            grant_step!("timeout", 0);
                             self.change(|inner| inner.allocator.on_timeout(Instant::now()));
                         }
                         () = self.timer.notified() => {}
@@ -175,6 +184,14 @@ impl Capacity {
         self.begin_held(&mut inner);
         self.load.store(inner.allocator.running(), Ordering::Relaxed);
         for (id, grant) in inner.allocator.changes() {
+            grant_step!(
+                "grants",
+                id.0,
+                slots = grant.slots,
+                others = grant.others,
+                capacity = grant.capacity,
+                links = grant.links
+            );
             if let Some(link) = inner.links.get(&id) {
                 link.set_latest(Latest::Grant, encode(&message(grant)));
             }

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use modelrelay_multiplexer::actor::CancelHandle;
+use modelrelay_protocol::grant_step;
 use modelrelay_protocol::message::{WorkerError, WorkerToRelay, encode};
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
@@ -224,6 +225,7 @@ impl Link {
             }
             running
         };
+        grant_step!(if running.has_slot() => "frees", self.id.0, id = id);
         running.end();
         self.notify_changed();
         true
@@ -248,6 +250,7 @@ impl Link {
         if ended {
             let (code, message) = (code.to_owned(), message.to_owned());
             let request_id = Some(key.id.to_string());
+            grant_step!("errs", self.id.0, id = key.id);
             self.push(&WorkerToRelay::Error(WorkerError { request_id, code, message, retry_after_ms: None }));
         }
         ended
@@ -262,13 +265,17 @@ impl Link {
             requests.drain().map(|(_, running)| running).collect()
         };
         let number = all.len();
-        all.into_iter().for_each(RunningRequest::end);
+        for running in all {
+            grant_step!(if running.has_slot() => "frees", self.id.0, id = running.key.id);
+            running.end();
+        }
         number
     }
 
     /// Runs before the request's last message is queued, so that the resulting grant is sent first.
     fn free_slot(&self, key: &LinkRequestKey) {
         let taken = self.lock().running(key).and_then(|running| running.taken.take());
+        grant_step!(if matches!(taken, Some(SlotGuard::Slot(_))) => "ends", self.id.0, id = key.id);
         // Freeing takes this same lock again, to queue the grant.
         drop(taken);
     }
@@ -295,6 +302,11 @@ impl LinkState {
 }
 
 impl RunningRequest {
+    #[cfg(feature = "simulation")]
+    fn has_slot(&self) -> bool {
+        matches!(self.taken, Some(SlotGuard::Slot(_)))
+    }
+
     fn end(self) {
         if let Some(task) = &self.task {
             task.abort();

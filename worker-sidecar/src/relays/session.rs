@@ -7,6 +7,7 @@ use std::time::{Duration, Instant, SystemTime};
 use futures_util::StreamExt;
 use futures_util::stream::SplitStream;
 use modelrelay_protocol::frame::{self, BodyKind};
+use modelrelay_protocol::grant_step;
 use modelrelay_protocol::limits::MAX_CONTROL_BYTES;
 use modelrelay_protocol::message::{Cancel, Drain, GracefulShutdown, Parsed, Pong, RelayToWorker, WorkerToRelay};
 use prometheus::Gauge;
@@ -258,6 +259,7 @@ impl<'a> Session<'a> {
     }
 
     fn handle_cancel(&self, cancel: &Cancel) {
+        grant_step!("cancel", self.link.id.0, id = cancel.request_id);
         if !self.link.cancel(&cancel.request_id) {
             return;
         }

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use modelrelay_protocol::credit::ReceiveWindow;
 use modelrelay_protocol::frame::BodyKind;
+use modelrelay_protocol::grant_step;
 use modelrelay_protocol::limits::ANSWER_WINDOW_BYTES;
 use modelrelay_protocol::message::{
     self as wire, Cancel, Credit, Demand, GracefulShutdown, RelayToWorker, Slot, encode,
@@ -53,7 +54,7 @@ pub struct InFlight {
     pub started: bool,
     /// True if bytes of its response body arrived.
     pub begun: bool,
-    request_id: Arc<str>,
+    pub(in crate::provider) request_id: Arc<str>,
 }
 
 impl InFlight {
@@ -165,6 +166,7 @@ impl WorkerLink {
         let stream = state.next_stream;
         state.next_stream = stream.saturating_add(1);
         let request_id: Arc<str> = ids::wire_id(&record.id).into();
+        grant_step!("sends", self.info.id, id = request_id);
         let held = InFlight {
             record: Arc::clone(record),
             attempt,
@@ -201,6 +203,7 @@ impl WorkerLink {
     pub fn cancel(&self, key: RequestKey, reason: CancelReason) {
         let mut state = self.lock();
         let Some(held) = state.by_key.get(&key).copied().and_then(|stream| state.forget(stream)) else { return };
+        grant_step!("cancels", self.info.id, id = held.request_id);
         let (reason, detail) = on_the_wire(reason);
         let cancel = Cancel { request_id: held.request_id.to_string(), reason, detail: detail.map(str::to_owned) };
         state.outbox.cancel(held.stream, encode(&RelayToWorker::Cancel(cancel)));
@@ -284,6 +287,7 @@ impl WorkerLink {
 
     /// Queues the newest demand.
     pub fn set_demand(&self, demand: Demand) {
+        grant_step!("reports", self.info.id, waiting = demand.models.iter().map(|model| model.waiting).sum::<u32>());
         self.lock().outbox.set_demand(encode(&RelayToWorker::Demand(demand)));
         self.wake.notify_one();
     }
@@ -299,6 +303,7 @@ impl WorkerLink {
     /// Queues `graceful_shutdown`; the caller has requeued the unwritten requests and sends no more.
     pub fn begin_drain(&self, reason: &str, timeout_secs: Option<u64>, close_when_idle: Option<Close>) {
         let message = GracefulShutdown { reason: Some(reason.to_owned()), drain_timeout_secs: timeout_secs };
+        grant_step!("announces_leaving", self.info.id);
         let mut state = self.lock();
         state.draining_since.get_or_insert_with(Instant::now);
         state.close_when_idle = close_when_idle.or(state.close_when_idle);
@@ -325,6 +330,7 @@ impl WorkerLink {
         for stream in streams {
             let Some(held) = state.held.get(&stream) else { continue };
             let reason = wire::CancelReason::GracefulShutdown;
+            grant_step!("cancels", self.info.id, id = held.request_id);
             let cancel = Cancel { request_id: held.request_id.to_string(), reason, detail: None };
             state.outbox.cancel(stream, encode(&RelayToWorker::Cancel(cancel)));
         }

@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 use tracing_subscriber::EnvFilter;
 
 use super::worker_pool::wakeable_models;
-use crate::crd::common::DurationText;
+use crate::crd::common::{DurationText, SizeText};
 use crate::crd::provider::{SecretsPolicy, ServiceType};
 use crate::crd::{Provider, ProviderSpec, WorkerPool};
 use crate::resources::names::{self, Component, RESERVED_ENV, RESERVED_PATH, RESERVED_VOLUMES};
@@ -210,6 +210,10 @@ fn queue(spec: &ProviderSpec, problems: &mut Vec<String>) {
     }
     if let Err(error) = spec.queue.max_bytes.parse() {
         problems.push(format!("spec.queue.maxBytes: {error}"));
+    }
+    let spill_bytes = spec.placement.as_ref().and_then(|placement| placement.spill_bytes.as_ref());
+    if let Some(Err(error)) = spill_bytes.map(SizeText::parse) {
+        problems.push(format!("spec.placement.spillBytes: {error}"));
     }
 }
 

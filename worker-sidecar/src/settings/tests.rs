@@ -89,7 +89,8 @@ fn invalid_setting_error_names_value_and_allowed_values() {
 fn variables_override_file_settings() {
     let yaml = "relay: dns+http://local-workers.llm.svc:8081\nprovider: p\nname: gpu-box-1\n\
         backend: {url: 'http://127.0.0.1:9000/v1', engine: vllm, apiKeyFile: '', headers: {x-a: b}}\n\
-        models: [a, ' b ', a]\nmaxConcurrency: 4\nmaxBufferedBytes: 1Mi\nshutdownTimeout: 90s\nprobeListen: 0.0.0.0:17990\n";
+        models: [a, ' b ', a]\nmaxConcurrency: 4\nmaxBufferedBytes: 1Mi\nshutdownTimeout: 90s\nprobeListen: 0.0.0.0:17990\n\
+        zone: attic\ncluster: home\n";
     let settings = load(&args(), yaml).unwrap();
     assert!(settings.live.relay.every_address && settings.live.relay.port == 8081);
     assert_eq!(settings.live.backend.url.as_str(), "http://127.0.0.1:9000/");
@@ -98,6 +99,8 @@ fn variables_override_file_settings() {
     assert_eq!(settings.live.models, Models::Fixed(vec!["a".into(), "b".into()]));
     assert_eq!((settings.shutdown_timeout, settings.max_buffered_bytes), (Duration::from_secs(90), 1 << 20));
     assert!(settings.probe.explicit);
+    let location = Location { zone: Some("attic".into()), cluster: Some("home".into()) };
+    assert_eq!(settings.location, location);
 
     let over = Args { provider_name: Some("q".into()), max_concurrency: Some("7".into()), ..args() };
     let settings = load(&over, yaml).unwrap();

@@ -74,6 +74,7 @@ fn each_refusal_names_its_field() {
             "spec.relay.podTemplate.volumeMounts[0]: /etc/modelrelay/config is reserved",
         ),
         (json!({"queue": {"timeout": "1d"}}), "spec.queue.timeout: "),
+        (json!({"placement": {"spillBytes": "9999999999Ti"}}), "spec.placement.spillBytes: "),
     ];
     for (spec, expected) in cases {
         let found = problems(spec.clone());

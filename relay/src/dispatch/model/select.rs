@@ -1,6 +1,6 @@
 //! Selects the worker for a request: the lowest load wins, ties are broken by rotation, without a scan of the other
-//! workers. Of workers at different [distances](Distance), the nearest wins, unless it has more load than the others by
-//! more than the [spill](Spill).
+//! workers. Of workers at different [distances](Distance), the nearest wins, unless it has more load or backlog than the
+//! others by more than the [spill](Spill).
 
 use std::collections::BTreeSet;
 
@@ -100,7 +100,7 @@ impl Available {
 
     /// Returns the best worker that `suits`. Few do not: those that failed this request.
     pub(crate) fn best(&self, needs_core1: bool, spill: Spill, suits: impl Fn(WorkerKey) -> bool) -> Option<Rank> {
-        self.nearest(|sides| sides.best(needs_core1, &suits), |rank| rank.load.into(), spill.requests.into())
+        self.nearest(|sides| sides.best(needs_core1, &suits), |_| 0, spill)
     }
 
     /// The same by backlog.
@@ -111,11 +111,17 @@ impl Available {
         suits: impl Fn(WorkerKey) -> bool,
     ) -> Option<Rank> {
         let backlog = |rank: &Rank| rank.backlog.unwrap_or(0);
-        self.nearest(|sides| sides.least_backlog(needs_core1, &suits), backlog, spill.bytes)
+        self.nearest(|sides| sides.least_backlog(needs_core1, &suits), backlog, spill)
     }
 
-    /// Returns the nearest of the best workers of each distance that has at most `spill` more load than the least loaded one.
-    fn nearest(&self, best: impl Fn(&Sides) -> Option<Rank>, load: impl Fn(&Rank) -> u64, spill: u64) -> Option<Rank> {
+    /// Returns the nearest of the best workers of each distance that exceeds the least load and the least backlog of them by
+    /// at most `spill`; if each exceeds one of the two, the one with the least backlog.
+    fn nearest(
+        &self,
+        best: impl Fn(&Sides) -> Option<Rank>,
+        backlog: impl Fn(&Rank) -> u64,
+        spill: Spill,
+    ) -> Option<Rank> {
         let [near, farther @ ..] = &self.by_distance;
         let near = best(near);
         if self.far == 0 {
@@ -123,8 +129,11 @@ impl Available {
         }
         let [cluster, elsewhere] = farther;
         let bests = [near, best(cluster), best(elsewhere)];
-        let (is_failing, least) = bests.iter().flatten().map(|rank| (rank.is_failing, load(rank))).min()?;
-        let is_chosen = |rank: &Rank| rank.is_failing == is_failing && load(rank) <= least.saturating_add(spill);
-        bests.into_iter().flatten().find(is_chosen)
+        let is_failing = bests.iter().flatten().map(|rank| rank.is_failing).min()?;
+        let sound = || bests.iter().flatten().filter(|rank| rank.is_failing == is_failing).copied();
+        let load = sound().map(|rank| rank.load).min()?.saturating_add(spill.requests);
+        let bytes = sound().map(|rank| backlog(&rank)).min()?.saturating_add(spill.bytes);
+        let is_near_enough = |rank: &Rank| rank.load <= load && backlog(rank) <= bytes;
+        sound().find(is_near_enough).or_else(|| sound().min_by_key(|rank| (backlog(rank), *rank)))
     }
 }

@@ -75,9 +75,18 @@ impl Dispatch {
             <= elsewhere.saturating_add(farther(distance, home.distance))
     }
 
-    /// True if a worker is nearer than another one.
-    fn is_nearer(&self, worker: WorkerKey, than: &Worker) -> bool {
-        self.workers.get(&worker).is_some_and(|worker| worker.distance < than.distance)
+    /// True if another worker is nearer than the home, which would be kept without regard to distances.
+    fn moves_for_distance(&self, home: &Worker, to: WorkerKey, believed: u64, model: ModelId) -> bool {
+        let Some(to) = self.workers.get(&to).filter(|to| to.distance < home.distance) else { return false };
+        match self.settings.placement {
+            Placement::Cache => {
+                home.cache.backlog() <= to.cache.backlog().saturating_add(MOVE_COST.saturating_mul(believed))
+            }
+            Placement::LeastLoad => {
+                let load = |worker: &Worker| worker.rank_of(model).map(|rank| rank.load);
+                load(home) <= load(to)
+            }
+        }
     }
 
     /// Returns why a request goes to a worker, and the bytes of its prompt that are believed to be in the cache there.
@@ -108,7 +117,7 @@ impl Dispatch {
             MoveReason::Busy
         } else if self.places_by_cache() && self.is_worth_waiting(home, to, believed) {
             MoveReason::Distrust
-        } else if self.is_nearer(to, home) {
+        } else if self.moves_for_distance(home, to, believed, request.model) {
             MoveReason::Nearer
         } else if !self.places_by_cache() {
             MoveReason::Load

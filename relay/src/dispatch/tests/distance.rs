@@ -159,6 +159,28 @@ fn new_conversation_spills_by_backlog() {
 }
 
 #[test]
+fn conversations_spill_by_load_once_prompts_are_computed() {
+    let mut p = three_workers(Placement::Cache, 9);
+    let mut new = |key: u64| {
+        p.submit_with(key, "m", |new| (new.conversation, new.bytes) = (Some(Conversation(key)), 1));
+        let worker = runs_at(&p, key);
+        p.handle(Event::Begun { worker: WorkerKey(worker), request: RequestKey(key), attempt: 1 });
+        worker
+    };
+    assert_eq!([1, 2, 3, 4, 5, 6, 7].map(&mut new), [1, 1, 1, 2, 2, 2, 3]);
+}
+
+#[test]
+fn move_to_nearer_and_less_loaded_worker_is_for_load() {
+    let mut p = three_workers(Placement::LeastLoad, 9);
+    assert_eq!(submit(&mut p, 1..=6), [1, 1, 1, 2, 2, 2]);
+    assert_eq!(turn(&mut p, 7, 1000), 3);
+    (1..=6).for_each(|key| drop(p.complete(key)));
+    assert_eq!(turn(&mut p, 8, 1000), 1);
+    assert_eq!(p.decision, Some(Decision::Moved(MoveReason::Load)));
+}
+
+#[test]
 fn changed_spill_applies_to_next_request() {
     let mut p = three_workers(Placement::LeastLoad, 9);
     assert_eq!(submit(&mut p, 1..=3), [1, 1, 1]);

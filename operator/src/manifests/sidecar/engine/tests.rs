@@ -97,6 +97,11 @@ fn zone_is_that_of_node_unless_named() {
             assert_eq!(zones[0]["valueFrom"]["fieldRef"]["fieldPath"], of_node);
         }
     }
+    let mut spec = pool(&json!({}));
+    spec.spec.template.as_mut().unwrap().spec["containers"][0]["envFrom"] = json!([{"configMapRef": {"name": "site"}}]);
+    let (pod, _) = rendered(&spec).unwrap();
+    let env = pod["spec"]["containers"][0]["env"].as_array().unwrap();
+    assert!(env.iter().all(|one| one["name"] != "ZONE"), "the ConfigMap may name it: {env:?}");
 }
 
 #[test]

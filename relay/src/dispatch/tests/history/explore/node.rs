@@ -6,7 +6,9 @@ use modelrelay_protocol::message::{Slot, SlotModel, SlotModelStatus, SlotState};
 
 use super::scenario::{Failing, Kind};
 use crate::dispatch::tests::harness::report;
-use crate::dispatch::{AttemptFailure, Gate, Grant, LoadFailure, Model, NewMultiplexer, NewWorker, WorkerKey};
+use crate::dispatch::{
+    AttemptFailure, Distance, Gate, Grant, LoadFailure, Model, NewMultiplexer, NewWorker, WorkerKey,
+};
 
 /// The models of a slot.
 const IN_SLOT: [&str; 2] = ["a", "b"];
@@ -81,6 +83,7 @@ impl Node {
             core1: !matches!(self.kind, Kind::Seed(_)),
             multiplexer: (self.kind == Kind::Swapping).then_some(multiplexer),
             instance: Some(Arc::clone(&self.name)),
+            distance: Distance::default(),
         }
     }
 

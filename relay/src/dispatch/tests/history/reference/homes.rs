@@ -113,22 +113,24 @@ impl Reference {
         let new = &self.requests[&request].new;
         let by_cache = self.places_by_cache() && new.conversation.is_some();
         let spill = self.settings.spill;
-        let spill = if by_cache { spill.bytes } else { spill.requests.into() };
-        let measure = |key: &WorkerKey| if by_cache { self.backlog(*key) } else { self.load(*key, &new.model).into() };
-        let least = able.iter().map(measure).min()?;
-        let nearest = able.iter().filter(|key| measure(key) <= least + spill).map(|key| self.distance(*key)).min()?;
-        let rank = |key: &WorkerKey| {
-            let backlog = if by_cache { self.backlog(*key) } else { 0 };
-            (backlog, self.load(*key, &new.model), self.workers[key].turn, *key)
-        };
-        let best = able.iter().copied().filter(|key| self.distance(*key) == nearest).min_by_key(rank)?;
+        let backlog = |key: &WorkerKey| if by_cache { self.backlog(*key) } else { 0 };
+        let load = |key: &WorkerKey| self.load(*key, &new.model);
+        let rank = |key: &WorkerKey| (backlog(key), load(key), self.workers[key].turn, *key);
+        let best_at = |distance| able.iter().copied().filter(|key| self.distance(*key) == distance).min_by_key(rank);
+        let bests: Vec<_> =
+            [Distance::Zone, Distance::Cluster, Distance::Elsewhere].into_iter().filter_map(best_at).collect();
+        let most_load = bests.iter().map(load).min()?.saturating_add(spill.requests);
+        let most_backlog = bests.iter().map(backlog).min()?.saturating_add(spill.bytes);
+        let is_near_enough = |key: &WorkerKey| load(key) <= most_load && backlog(key) <= most_backlog;
+        let near_enough = bests.iter().copied().find(is_near_enough);
+        let best = near_enough.or_else(|| bests.iter().copied().min_by_key(rank))?;
         let Some((home, believed)) = self.home_of(new).filter(|(home, _)| able.contains(home)) else {
             return Some(best);
         };
         let stays = if self.places_by_cache() {
             self.is_worth_waiting(home, best, self.expected(home, believed))
         } else {
-            self.load(home, &new.model) == self.load(best, &new.model) && self.distance(home) == nearest
+            self.load(home, &new.model) == self.load(best, &new.model) && self.distance(home) == self.distance(best)
         };
         Some(if stays { home } else { best })
     }
@@ -167,6 +169,15 @@ impl Reference {
         cost(home) <= cost(other) + 3 * saved
     }
 
+    /// True if the home would be kept without regard to distances.
+    fn is_as_good(&self, home: WorkerKey, other: WorkerKey, believed: u64, model: &Model) -> bool {
+        if self.places_by_cache() {
+            self.backlog(home) <= self.backlog(other) + 3 * believed
+        } else {
+            self.load(home, model) <= self.load(other, model)
+        }
+    }
+
     fn decision(&self, key: RequestKey, to: WorkerKey) -> (Decision, u64) {
         let request = &self.requests[&key];
         let new = &request.new;
@@ -189,7 +200,7 @@ impl Reference {
             MoveReason::Busy
         } else if self.places_by_cache() && self.is_worth_waiting(home, to, believed) {
             MoveReason::Distrust
-        } else if self.distance(to) < self.distance(home) {
+        } else if self.distance(to) < self.distance(home) && self.is_as_good(home, to, believed, &new.model) {
             MoveReason::Nearer
         } else if !self.places_by_cache() {
             MoveReason::Load

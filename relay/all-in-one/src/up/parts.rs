@@ -106,7 +106,7 @@ impl Parts {
     pub(super) async fn start_on_free_port(
         &mut self,
         ip: IpAddr,
-        first: u16,
+        mut first: u16,
         spec: impl Fn(SocketAddr) -> Spec,
     ) -> Result<SocketAddr, String> {
         loop {
@@ -118,6 +118,7 @@ impl Parts {
                     for part in self.running.drain(parts_before..) {
                         part.finish().await;
                     }
+                    first = if first == 0 { 0 } else { addr.port().saturating_add(1) };
                 }
                 Err(why) => return Err(why),
             }

@@ -9,7 +9,8 @@ use tokio::net::{TcpListener, TcpStream};
 /// Windows takes two seconds to report that nothing listens on a port.
 const DIAL_TIMEOUT: Duration = Duration::from_millis(300);
 
-/// The first free port from `first` on, or any free one for 0.
+/// The first port from `first` on that nothing answers, or any free one for 0. A port is not bound to find out: another run
+/// that starts at the same time would take it for an occupied one, or fail to listen.
 pub(super) async fn free_port(ip: IpAddr, first: u16) -> Result<SocketAddr, String> {
     if first == 0 {
         let any = bind(SocketAddr::new(ip, 0)).await;
@@ -17,7 +18,7 @@ pub(super) async fn free_port(ip: IpAddr, first: u16) -> Result<SocketAddr, Stri
     }
     for port in first..=u16::MAX {
         let addr = SocketAddr::new(ip, port);
-        if is_free(addr).await {
+        if !is_answered(addr).await {
             return Ok(addr);
         }
     }
@@ -27,7 +28,7 @@ pub(super) async fn free_port(ip: IpAddr, first: u16) -> Result<SocketAddr, Stri
 /// True if a program could listen there. Some systems let a second program listen on a port that a first one has on every
 /// address of the machine, so the port is dialled too.
 pub(super) async fn is_free(addr: SocketAddr) -> bool {
-    bind(addr).await.is_ok() && !is_answered(addr).await
+    !is_answered(addr).await && bind(addr).await.is_ok()
 }
 
 /// Returns the address that was bound for a moment.

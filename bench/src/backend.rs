@@ -1,7 +1,7 @@
 //! The backend that all systems are measured in front of: it executes the plan at the beginning of a prompt.
 //!
-//! It uses one thread, so that it uses no more than its share of the machine. A chunk is one write, as an inference server
-//! writes a token. Any GET gets the data that the health checks of routers read.
+//! It uses one thread, so that it uses no more than its share of the machine. A chunk is one write, as an inference
+//! server writes a token. Any GET gets the data that the health checks of routers read.
 
 use std::io;
 use std::time::Duration;

@@ -1,12 +1,10 @@
 //! The content of requests and responses. Each is derived from the other, so that a byte that changes on the way is
 //! detected.
 //!
-//! A prompt begins with a plan in plain letters: a seed, the number of chunks, the time between them. The backend executes
-//! the
-//! plan and puts a digest of the whole prompt into every response and every chunk. The client knows the prompt, and so
-//! every
-//! byte that must come. The digest is one of the prompt and not of the body, because some routers reserialize the body's
-//! JSON.
+//! A prompt begins with a plan in plain letters: a seed, the number of chunks, the time between them. The backend
+//! executes the plan and puts a digest of the whole prompt into every response and every chunk. The client knows the
+//! prompt, and so every byte that must come. The digest is one of the prompt and not of the body, because some routers
+//! reserialize the body's JSON.
 
 use std::time::Duration;
 

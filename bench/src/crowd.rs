@@ -1,5 +1,5 @@
-//! Idle workers. They register, grant a slot and respond to heartbeats. When their relay is gone, they dial again after the
-//! pauses of the real worker ([`Backoff`]).
+//! Idle workers. They register, grant a slot and respond to heartbeats. When their relay is gone, they dial again after
+//! the pauses of the real worker ([`Backoff`]).
 
 use std::io;
 use std::net::SocketAddr;

@@ -1,6 +1,6 @@
-//! A worker and its backend in one, with the present protocol or the earlier one that has only text. The costs of the two
-//! to a
-//! relay can be compared only if nothing else differs, and the real worker speaks the earlier one to earlier relays alone.
+//! A worker and its backend in one, with the present protocol or the earlier one that has only text. The costs of the
+//! two to a relay can be compared only if nothing else differs, and the real worker speaks the earlier one to earlier
+//! relays alone.
 //!
 //! It sends the responses of [`crate::backend`]. Prompts and responses are small here, below any window, so it ignores
 //! credit.

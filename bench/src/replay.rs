@@ -4,8 +4,8 @@
 //! one after the other, keeps their blocks in a cache, and needs the same time for each token of a response, however
 //! many responses run. There is no network. Responses are not cached until they are part of the next prompt.
 //!
-//! The relay's policies are not implemented here: [`relays`] drives the core that the relay runs. The [`rivals`] are, as
-//! plainly as their rules are.
+//! The relay's policies are not implemented here: [`relays`] drives the core that the relay runs. The [`rivals`] are,
+//! as plainly as their rules are.
 
 pub mod cache;
 pub mod cases;

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// The range in which Nagle's algorithm and delayed acknowledgements stall each other: 40 ms and a little on either side.
+/// The range in which Nagle's algorithm and delayed acknowledgements stall each other: 40 ms and a little on either
+/// side.
 const STALL: std::ops::RangeInclusive<Duration> = Duration::from_millis(35)..=Duration::from_millis(50);
 
 /// Times in the order of their measurement.

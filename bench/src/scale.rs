@@ -2,9 +2,8 @@
 //! waiting
 //! requests at once, each feature on and off, and the same over two network hops.
 //!
-//! This is one run, too: everything that is compared has its turn in front of one backend. The figures per worker, stream
-//! or
-//! request are the share of the programs. The kernel's memory for each connection is not in them.
+//! This is one run, too: everything that is compared has its turn in front of one backend. The figures per worker,
+//! stream or request are the share of the programs. The kernel's memory for each connection is not in them.
 
 pub mod features;
 mod namespaces;

@@ -1,8 +1,8 @@
 //! A simulation of a GPU that holds one of several models, with clients that request them, and of policies for swaps.
 //!
-//! Discrete events, so that an hour takes milliseconds and every run can be repeated. Only waiting is simulated: a request
-//! occupies one of a model's places for the length of its response, and a load takes its time. There is no network, no
-//! prefill, and no cache that is lost with a swap.
+//! Discrete events, so that an hour takes milliseconds and every run can be repeated. Only waiting is simulated: a
+//! request occupies one of a model's places for the length of its response, and a load takes its time. There is no
+//! network, no prefill, and no cache that is lost with a swap.
 //!
 //! The rivals in [`rivals`] are implemented here, as plainly as their rules are. The worker's policy is not: [`worker`]
 //! drives the slot machine that the worker runs.
@@ -66,8 +66,8 @@ pub struct Outcome {
     pub loads: u32,
     /// The time at which the last response ended.
     pub ended: Time,
-    /// Per model: responses, and the waiting time of each request until it began. For those that never began, it is counted
-    /// to the end.
+    /// Per model: responses, and the waiting time of each request until it began. For those that never began, it is
+    /// counted to the end.
     pub models: BTreeMap<ModelId, (u32, Vec<Duration>)>,
 }
 

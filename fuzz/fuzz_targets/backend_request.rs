@@ -1,5 +1,5 @@
-//! The way of a client's request line and headers to the backend, through the relay's filter and then the worker's; and of
-//! the backend's headers back.
+//! The way of a client's request line and headers to the backend, through the relay's filter and then the worker's; and
+//! of the backend's headers back.
 
 #![no_main]
 
@@ -36,8 +36,8 @@ static BACKENDS: LazyLock<Vec<Backend>> = LazyLock::new(|| {
     BASES.iter().flat_map(|base| [(*base, None), (*base, Some(BACKEND_KEY))]).map(backend).collect()
 });
 
-/// Text, so that the corpus is readable: `BACKEND METHOD LENGTH PATH`, then a line per header, `>` from the client, `~` as
-/// a foreign relay may send it, `<` from the backend. `\r` and `\n` are escaped.
+/// Text, so that the corpus is readable: `BACKEND METHOD LENGTH PATH`, then a line per header, `>` from the client, `~`
+/// as a foreign relay may send it, `<` from the backend. `\r` and `\n` are escaped.
 #[derive(Debug, Default)]
 struct Input {
     backend: usize,

@@ -1,5 +1,5 @@
-//! Binary pieces of bodies: any message is judged as documented, and bodies are unchanged after they are cut, sent within
-//! their credit and joined again.
+//! Binary pieces of bodies: any message is judged as documented, and bodies are unchanged after they are cut, sent
+//! within their credit and joined again.
 
 #![no_main]
 

@@ -1,4 +1,5 @@
-//! `worker.yaml`: it is accepted with all its bounds kept, or rejected in one line that names the setting and no secret.
+//! `worker.yaml`: it is accepted with all its bounds kept, or rejected in one line that names the setting and no
+//! secret.
 
 #![no_main]
 

@@ -25,8 +25,8 @@ impl Cuts {
     }
 }
 
-/// A folder, in memory if possible, for the configuration file of each run. Programs read their file from disk, and that is
-/// tested too.
+/// A folder, in memory if possible, for the configuration file of each run. Programs read their file from disk, and
+/// that is tested too.
 pub struct ConfigFolder(tempfile::TempDir);
 
 impl ConfigFolder {
@@ -71,13 +71,14 @@ pub fn expected_names(message: &str) -> Vec<String> {
     names.split('`').skip(1).step_by(2).map(str::to_owned).collect()
 }
 
-/// True if an error repeats this secret. The part after ", expected " is not from the file, and may begin like a secret.
+/// True if an error repeats this secret. The part after ", expected " is not from the file, and may begin like a
+/// secret.
 pub fn shows(message: &str, secret: &str) -> bool {
     message.split(", expected ").next().unwrap_or_default().contains(secret)
 }
 
-/// Returns the long scalars below keys of these names, which no message may repeat. Short ones may occur by chance, and one that
-/// also occurs elsewhere in the file is no secret.
+/// Returns the long scalars below keys of these names, which no message may repeat. Short ones may occur by chance, and
+/// one that also occurs elsewhere in the file is no secret.
 pub fn secrets_below(yaml: &serde_yaml::Value, keys: &[&str]) -> Vec<String> {
     let (mut inside, mut outside) = (Vec::new(), Vec::new());
     collect(yaml, keys, false, &mut inside, &mut outside);

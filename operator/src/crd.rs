@@ -1,8 +1,10 @@
-//! The two kinds that users write, `Provider` and `WorkerPool`, as Rust types and as the schemas that the API server checks.
+//! The two kinds that users write, `Provider` and `WorkerPool`, as Rust types and as the schemas that the API server
+//! checks.
 //!
 //! The schema rejects as much as it can when a resource is written. The controllers report the rest (a duplicate alias,
 //! a Secret that does not exist) in the status. Durations and sizes stay text here, because one object that cannot be
-//! deserialized would stop the whole watch. There is one version, and changes only add fields, so no conversion is needed.
+//! deserialized would stop the whole watch. There is one version, and changes only add fields, so no conversion is
+//! needed.
 
 pub mod common;
 pub mod fairness;

@@ -124,7 +124,8 @@ impl Relays {
         for pod in caches.relay_pods.state() {
             let Some(provider) = pod.labels().get(names::PROVIDER_LABEL) else { continue };
             let key = (pod.namespace().unwrap_or_default(), provider.clone());
-            // Relays of a Provider that is now served by another one's, or of a predecessor of its name. That one's report applies.
+            // Relays of a Provider that is now served by another one's, or of a predecessor of its name. That one's
+            // report applies.
             if shared_relay(caches, &key).is_some() {
                 continue;
             }

@@ -1,7 +1,7 @@
 //! What a worker remembers of conversations, and reports to each of the relays that share it.
 //!
-//! - A report to a relay has the conversations that *other* links have sent since its last report, the oldest first, and
-//!   the backlog of the other links. It is sent only if something changed, and at most every [`HOMES_INTERVAL`].
+//! - A report to a relay has the conversations that *other* links have sent since its last report, the oldest first,
+//!   and the backlog of the other links. It is sent only if something changed, and at most every [`HOMES_INTERVAL`].
 //! - The number of conversations is bounded; the one without a request for the longest time is dropped.
 //! - A conversation counts while its model stays loaded. A swap is not reported here: relays read of it in `slots`.
 
@@ -86,8 +86,8 @@ impl<L: Copy + Ord> HomeTable<L> {
         self.links.remove(&link);
     }
 
-    /// A request with a body of this length arrived; `conversation` is its key and its model's id, if it has a key. Returns the
-    /// bytes that wait for their computation: those that the conversation's last request did not have.
+    /// A request with a body of this length arrived; `conversation` is its key and its model's id, if it has a key.
+    /// Returns the bytes that wait for their computation: those that the conversation's last request did not have.
     pub fn handle_request(&mut self, link: L, conversation: Option<(ConversationKey, Arc<str>)>, bytes: u64) -> u64 {
         let known = conversation.and_then(|(key, model)| self.record(key, model, link, bytes));
         let awaited = bytes.saturating_sub(known.unwrap_or(0));

@@ -40,7 +40,8 @@ pub const MAX_BUFFERED_BYTES: u64 = 1 << 30;
 /// Longest id on the wire.
 pub const MAX_ID_BYTES: usize = 128;
 
-/// Longest reason why a response ended, in bytes: the longest of a known backend, `model_context_window_exceeded`, twice.
+/// Longest reason why a response ended, in bytes: the longest of a known backend, `model_context_window_exceeded`,
+/// twice.
 pub const MAX_FINISH_REASON_BYTES: usize = 64;
 
 /// Finish reasons of one response: as many choices as a client is likely to request.

@@ -1,4 +1,5 @@
-//! Limits and capabilities of models, which backends list with a model's id and from which clients configure themselves.
+//! Limits and capabilities of models, which backends list with a model's id and from which clients configure
+//! themselves.
 //!
 //! The fields are a closed list, each with one form and a bound: every client of the relay reads the values that a
 //! worker or a backend sends here. `id`, `object`, `created` and `owned_by` are not among them. A field of another form
@@ -133,8 +134,8 @@ impl ModelDetails {
         &self.0
     }
 
-    /// Reduces the details to those that also hold for another worker of the same model. A field that only one of the two
-    /// states stays.
+    /// Reduces the details to those that also hold for another worker of the same model. A field that only one of the
+    /// two states stays.
     pub fn merge(&mut self, other: &Self) {
         if self != other {
             merge_group(&mut self.0, &other.0);

@@ -1,8 +1,8 @@
-//! The HTTP proxy between this machine and a relay, from the variables that most programs know: `HTTPS_PROXY`, `HTTP_PROXY`,
-//! `ALL_PROXY` and `NO_PROXY`, each in lower case too.
+//! The HTTP proxy between this machine and a relay, from the variables that most programs know: `HTTPS_PROXY`,
+//! `HTTP_PROXY`, `ALL_PROXY` and `NO_PROXY`, each in lower case too.
 //!
-//! A loopback address is never reached through a proxy. The value of a variable is validated only when it is needed: many
-//! machines have a proxy that none of their relays is reached through.
+//! A loopback address is never reached through a proxy. The value of a variable is validated only when it is needed:
+//! many machines have a proxy that none of their relays is reached through.
 
 use std::net::IpAddr;
 

@@ -1,10 +1,10 @@
 //! Replaces the model name in a request's body with the backend's own name while the body passes. Nothing else is
 //! collected or changed, and a piece is copied only if it holds the name.
 //!
-//! A request's length is sent before its first byte, and the name may come after megabytes. So the length must follow from the
-//! two names alone. In a form it does: a field is written in one way only. In JSON a name can have a longer spelling than the one
-//! written here, but never a shorter one; so a shorter new name is padded with spaces, which have no meaning there, and a body
-//! only ever grows.
+//! A request's length is sent before its first byte, and the name may come after megabytes. So the length must follow
+//! from the two names alone. In a form it does: a field is written in one way only. In JSON a name can have a longer
+//! spelling than the one written here, but never a shorter one; so a shorter new name is padded with spaces, which have
+//! no meaning there, and a body only ever grows.
 
 mod form;
 mod json;

@@ -9,8 +9,8 @@
 //! - Any other JSON is kept up to [`WHOLE_BYTES`] and parsed at its end. Of a longer body, and of a longer event, the
 //!   first and the last [`EDGE_BYTES`] are kept: every known backend writes `usage` after the content, and the last
 //!   `"usage":{…}` there with token numbers is used. The id is then the top-level `id` within the beginning.
-//! - Details for traces are read only if the relay wants them. Then the first events are parsed too, and each event that
-//!   contains a finish reason; a longer body or event has no finish reasons.
+//! - Details for traces are read only if the relay wants them. Then the first events are parsed too, and each event
+//!   that contains a finish reason; a longer body or event has no finish reasons.
 //! - One event is one `data:` line, as all backends write it; JSON split over several lines is not read.
 //!
 //! A value that the backend did not report stays absent. Values of several events are merged, and later ones win

@@ -1,5 +1,5 @@
-//! Sends every WebSocket message back, through the relay's own listener, upgrade and socket, for Autobahn's test suite, which
-//! needs an echo server. `make autobahn` runs it.
+//! Sends every WebSocket message back, through the relay's own listener, upgrade and socket, for Autobahn's test suite,
+//! which needs an echo server. `make autobahn` runs it.
 //!
 //! ```sh
 //! cargo run -p modelrelay-relay --example websocket_echo    # prints its address

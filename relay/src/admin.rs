@@ -61,8 +61,8 @@ async fn metrics(State(relay): State<Arc<Relay>>) -> Response {
     aside(CONTENT_TYPE, move || relay.shared.metrics.render(&*relay)).await
 }
 
-/// Builds a response on another thread: with ten thousand workers it takes a tenth of a second, in which a runtime thread
-/// would forward no token.
+/// Builds a response on another thread: with ten thousand workers it takes a tenth of a second, in which a runtime
+/// thread would forward no token.
 async fn aside(content_type: &'static str, build: impl FnOnce() -> String + Send + 'static) -> Response {
     match blocking::run(build).await {
         Ok(text) => ([(http::header::CONTENT_TYPE, content_type)], text).into_response(),
@@ -73,7 +73,8 @@ async fn aside(content_type: &'static str, build: impl FnOnce() -> String + Send
 async fn drain(State(relay): State<Arc<Relay>>, Path(id): Path<String>) -> Response {
     let Some((provider, link)) = find(&relay, &id) else { return no_worker() };
     info!(worker = %link.info.name, worker_id = %link.info.id, "worker drained by an admin");
-    // A `core1` worker responds with its own drain and closes when it is idle. The relay closes the link of an older one.
+    // A `core1` worker responds with its own drain and closes when it is idle. The relay closes the link of an older
+    // one.
     let close = (!link.info.core1).then_some(DRAINED);
     provider.drain_worker(&link, GracefulShutdown::WORKER_DRAIN, close);
     let note = match link.info.core1 {

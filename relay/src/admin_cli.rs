@@ -103,7 +103,8 @@ async fn change_keys(change: KeyChange) -> Result<(), AdminCliError> {
     }
 }
 
-/// The body of a request to create or change a key: the fields that were given. A relay of an earlier version does not know all.
+/// The body of a request to create or change a key: the fields that were given. A relay of an earlier version does not
+/// know all.
 fn fields_of(fields: KeyUpdate) -> Value {
     let KeyUpdate {
         name,

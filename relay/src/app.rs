@@ -64,7 +64,8 @@ pub enum StartError {
     Keys(#[from] KeyStoreError),
 }
 
-/// Runs until a signal ends it. Returns an error if it could not start. `journal`: the past and future entries of the log.
+/// Runs until a signal ends it. Returns an error if it could not start. `journal`: the past and future entries of the
+/// log.
 pub async fn run(args: Args, config: Config, mut signal: ShutdownSignal, journal: Journal) -> Result<(), StartError> {
     let keys = open_keys(&config)?;
     let admin_token = AdminToken::start(&config.admin_token)?;
@@ -159,7 +160,8 @@ fn open_keys(config: &Config) -> Result<Arc<dyn KeyStore>, KeyStoreError> {
 }
 
 impl Relay {
-    /// Starts to push metrics, if this is configured. Gathering takes as long as a scrape, so it has a thread of its own.
+    /// Starts to push metrics, if this is configured. Gathering takes as long as a scrape, so it has a thread of its
+    /// own.
     fn start_metric_export(self: &Arc<Self>) -> Result<Option<MetricExport>, ConfigError> {
         let start = |target: &MetricsTarget| {
             let relay = Arc::clone(self);

@@ -1,7 +1,7 @@
 //! The pages for a browser: the state of the fleet, adding a machine, and connecting a program.
 //!
-//! The pages contain no data and need no login. All data comes from `/admin`, authenticated by a login cookie in place of the
-//! token.
+//! The pages contain no data and need no login. All data comes from `/admin`, authenticated by a login cookie in place
+//! of the token.
 
 mod frame;
 mod history;
@@ -128,7 +128,8 @@ async fn login(State(dashboard): State<Arc<Dashboard>>, request: Request) -> Res
     struct LoginBody {
         token: String,
     }
-    // Without this check, any page that an admin opens could send wrong tokens from the admin's address until it is locked.
+    // Without this check, any page that an admin opens could send wrong tokens from the admin's address until it is
+    // locked.
     if !request.headers().contains_key(session::CHANGE_HEADER) {
         return not_our_page();
     }
@@ -152,7 +153,8 @@ async fn login(State(dashboard): State<Arc<Dashboard>>, request: Request) -> Res
     response
 }
 
-/// Unlike a worker's secret, a valid token from a locked address is rejected: tokens may be chosen by hand and can be guessed.
+/// Unlike a worker's secret, a valid token from a locked address is rejected: tokens may be chosen by hand and can be
+/// guessed.
 fn try_token(dashboard: &Dashboard, address: IpAddr, presented: &str) -> Result<Arc<Secret>, Box<Response>> {
     let Dashboard { relay, logins, .. } = dashboard;
     let now = Instant::now();
@@ -187,8 +189,8 @@ fn not_our_page() -> Response {
     problem(StatusCode::FORBIDDEN, "forbidden", message)
 }
 
-/// True if the browser's connection is encrypted, to the relay or to the proxy in front of it, as reported by the proxy. A client
-/// that forges the header harms only itself.
+/// True if the browser's connection is encrypted, to the relay or to the proxy in front of it, as reported by the
+/// proxy. A client that forges the header harms only itself.
 fn is_encrypted(relay: &Relay, headers: &HeaderMap) -> bool {
     relay.tls.is_some() || headers.get("x-forwarded-proto").is_some_and(|proto| proto.as_bytes() == b"https")
 }

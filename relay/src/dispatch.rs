@@ -17,15 +17,16 @@
 //!   distance decides only among workers with room, so no request waits for a near worker;
 //! - D3: among the requests of one key and class that a worker could serve, the oldest goes first, whichever way it
 //!   entered the queue; among keys and classes, [fair shares](rules::fair) decide;
-//! - D4: no worker has more requests than it acknowledged or granted, nor one for a model that it did not advertise when
-//!   the request was sent; a multiplexer has none for a model whose gate was closed when the request was sent;
+//! - D4: no worker has more requests than it acknowledged or granted, nor one for a model that it did not advertise
+//!   when the request was sent; a multiplexer has none for a model whose gate was closed when the request was sent;
 //! - D5: all names of a multiplexer's model are one model there, whatever other workers mean by them;
 //! - D6: a request that only some models may serve goes only to a worker that means one of those models by its name;
 //! - D7: where requests wait for a model that only a swap can load, exactly one multiplexer receives the demand;
 //! - D8: a request whose response has begun is never sent again; a request whose response has not begun is sent four
 //!   times at most, not counting refusals and three swaps;
 //! - D9: [`Dispatch::next_timeout`] is the exact time of the next change without an event;
-//! - D10: memory is bounded by connected workers, requests that have not ended, and a constant number of keys and homes.
+//! - D10: memory is bounded by connected workers, requests that have not ended, and a constant number of keys and
+//!   homes.
 //!
 //! D11: time passes before an event happens: deadlines before it expire first, however late the event arrives.
 
@@ -82,8 +83,9 @@ pub struct Dispatch {
     homes: Homes,
     /// The newest connection of each worker process.
     instances: BTreeMap<InstanceKey, WorkerKey>,
-    /// Homes recorded before this dispatch are void at processes that reconnect: the last loss of a cache at one that has
-    /// disconnected since. One number for all of them, so that memory does not grow with workers that never come back.
+    /// Homes recorded before this dispatch are void at processes that reconnect: the last loss of a cache at one that
+    /// has disconnected since. One number for all of them, so that memory does not grow with workers that never come
+    /// back.
     voided: u64,
     /// Counts dispatches and losses of caches, for the rotation among equals and the age of homes.
     turn: u64,
@@ -143,8 +145,9 @@ impl Dispatch {
         self.clock.instant(self.next_moment()?)
     }
 
-    /// Returns the running requests that end at their time limit if the next event happens at `now`, with a time after the last
-    /// event at which they still run: until then, [`Event::Used`] settles what their keys are charged for them.
+    /// Returns the running requests that end at their time limit if the next event happens at `now`, with a time after
+    /// the last event at which they still run: until then, [`Event::Used`] settles what their keys are charged for
+    /// them.
     pub fn running_out(&self, now: Now) -> Option<(Now, Vec<RequestKey>)> {
         let now = self.clock.moment(now);
         let (first, _) = self.running.first().filter(|(due, _)| *due <= now)?;

@@ -1,10 +1,10 @@
 //! API keys: the clients that may call the relay, and their limits.
 //!
-//! A key is `mr-<id>-<secret>`. The id finds it, so that a check costs one lookup regardless of the number of keys. Only
-//! the SHA-256 of the whole key is stored and compared, in constant time; with 160 random bits nothing slower is needed.
-//! The request path reads a snapshot and takes no lock but that of its key's tokens. A [`KeyStore`] stores keys beyond the
-//! process: in a file here, elsewhere on other platforms. A revoked key stays listed, because a name in an old log should
-//! still be found.
+//! A key is `mr-<id>-<secret>`. The id finds it, so that a check costs one lookup regardless of the number of keys.
+//! Only the SHA-256 of the whole key is stored and compared, in constant time; with 160 random bits nothing slower is
+//! needed. The request path reads a snapshot and takes no lock but that of its key's tokens. A [`KeyStore`] stores keys
+//! beyond the process: in a file here, elsewhere on other platforms. A revoked key stays listed, because a name in an
+//! old log should still be found.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -61,8 +61,8 @@ pub trait KeyStore: Send + Sync {
     /// Creates and stores a key; its secret is in the result and nowhere else. After an error no such key exists.
     fn create(&self, request: NewKey) -> StoreFuture<'_, CreatedKey>;
 
-    /// Changes a key and stores it; `None` if no key has this id, or if it was revoked. The change applies to requests that
-    /// arrive from now on. After an error the key is unchanged.
+    /// Changes a key and stores it; `None` if no key has this id, or if it was revoked. The change applies to requests
+    /// that arrive from now on. After an error the key is unchanged.
     fn update<'a>(&'a self, id: &'a str, edits: KeyEdits) -> StoreFuture<'a, Option<KeyInfo>>;
 
     /// Revokes a key, at once and permanently; `false` if no key has this id, or if it was revoked before.
@@ -393,8 +393,8 @@ impl Key {
         self.limits().providers.as_ref().is_none_or(|allowed| allowed.iter().any(|name| name == provider))
     }
 
-    /// True if it may use a model by this name. A caller checks the client's name and the id behind it: the key may list
-    /// either.
+    /// True if it may use a model by this name. A caller checks the client's name and the id behind it: the key may
+    /// list either.
     pub fn allows_model(&self, model: &str) -> bool {
         self.limits().models.as_ref().is_none_or(|allowed| allowed.iter().any(|name| name == model))
     }
@@ -409,8 +409,8 @@ impl Key {
         }
     }
 
-    /// Returns the limit of tokens that is reached, if one is. `used_today` returns the tokens that the key had used today when the
-    /// relay started; it is called once.
+    /// Returns the limit of tokens that is reached, if one is. `used_today` returns the tokens that the key had used
+    /// today when the relay started; it is called once.
     pub fn check_tokens(&self, now: SystemTime, used_today: impl FnOnce() -> u64) -> Result<(), TokenLimit> {
         let mut tokens = self.tokens();
         tokens.resume(now, used_today);

@@ -34,8 +34,8 @@ pub(crate) async fn authenticate(State(relay): State<Arc<Relay>>, request: Reque
     }
 }
 
-/// Accepts client requests that a page sends, if it is logged in. Only the cookie matters here, because `Authorization` has
-/// a client's key. Without a cookie the response is 404.
+/// Accepts client requests that a page sends, if it is logged in. Only the cookie matters here, because `Authorization`
+/// has a client's key. Without a cookie the response is 404.
 pub(crate) async fn authenticate_page(
     State(relay): State<Arc<Relay>>,
     mut request: Request<Body>,

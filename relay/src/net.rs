@@ -1,5 +1,5 @@
-//! The network, which a simulation replaces: the feature `simulation` uses turmoil's network in place of the kernel's, and
-//! all other code is the code that runs in production.
+//! The network, which a simulation replaces: the feature `simulation` uses turmoil's network in place of the kernel's,
+//! and all other code is the code that runs in production.
 
 pub mod budget;
 pub mod connections;
@@ -21,8 +21,9 @@ mod kernel {
     pub use tokio::net::{TcpListener, TcpStream};
     use tracing::debug;
 
-    /// Connections that the kernel holds until they are accepted; it reduces this to its own limit. Beyond it, the kernel
-    /// resets clients that consider themselves connected, and a thousand workers do return at once after a restart.
+    /// Connections that the kernel holds until they are accepted; it reduces this to its own limit. Beyond it, the
+    /// kernel resets clients that consider themselves connected, and a thousand workers do return at once after a
+    /// restart.
     const BACKLOG: i32 = 65_535;
 
     /// Listens on `address`; `[::]` includes IPv4.

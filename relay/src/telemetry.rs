@@ -1,5 +1,5 @@
-//! The reports of the relay: its log, metrics and statistics, the dashboard's journal, the audit log, the request journal, and
-//! the usage ledger.
+//! The reports of the relay: its log, metrics and statistics, the dashboard's journal, the audit log, the request
+//! journal, and the usage ledger.
 
 mod append_file;
 pub mod audit;

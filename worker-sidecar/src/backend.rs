@@ -1,9 +1,10 @@
-//! The local backend as an HTTP/1.1 peer: its address, the headers that are added to its requests, and the connections to it.
+//! The local backend as an HTTP/1.1 peer: its address, the headers that are added to its requests, and the connections
+//! to it.
 //!
-//! hyper's connections are used directly and not through a client with its own pool, for three reasons: a request with a body
-//! of known length must carry exactly that `content-length`; dropping a response must close its socket at once, because that
-//! is how a backend learns of a cancel; and a kept connection that the backend has closed in the meantime must not cost a
-//! request.
+//! hyper's connections are used directly and not through a client with its own pool, for three reasons: a request with
+//! a body of known length must carry exactly that `content-length`; dropping a response must close its socket at once,
+//! because that is how a backend learns of a cancel; and a kept connection that the backend has closed in the meantime
+//! must not cost a request.
 //!
 //! No redirects, no proxy from the environment, no cookies, no decompression: clients receive the response unchanged.
 
@@ -80,8 +81,8 @@ impl Backend {
         &self.settings
     }
 
-    /// Returns the head of a request for an allowed path; `None` if the URL would lead to another host. `further` are the names
-    /// of headers that the relay forwards in addition to the usual ones.
+    /// Returns the head of a request for an allowed path; `None` if the URL would lead to another host. `further` are
+    /// the names of headers that the relay forwards in addition to the usual ones.
     pub fn request_head<'a>(
         &self,
         method: &Method,
@@ -111,7 +112,8 @@ impl Backend {
                     upload.forget_replay();
                     return Ok(answer);
                 }
-                // The backend closed it while it was idle; no part of a response arrived, so a fresh connection is used.
+                // The backend closed it while it was idle; no part of a response arrived, so a fresh connection is
+                // used.
                 Err(ExchangeError::Broken(detail)) => {
                     tracing::debug!(detail, "the backend closed an idle connection");
                     upload.rewind();
@@ -128,7 +130,8 @@ impl Backend {
         })
     }
 
-    /// Requests a path for the worker itself, such as `/health`. Uses a fresh connection, because a kept one would prove nothing.
+    /// Requests a path for the worker itself, such as `/health`. Uses a fresh connection, because a kept one would
+    /// prove nothing.
     pub async fn fetch(&self, path: &str) -> Result<Answer, BackendError> {
         let uri = target(&self.settings.url, path, None)
             .ok_or_else(|| BackendError::BadAnswer("the path is outside of the backend's URL".to_owned()))?;

@@ -1,8 +1,9 @@
 //! One request: from its `request` message to the last byte of its response.
 //!
-//! Each runs in its own task and owns all its resources: its slot or its lease, its backend connection, its entry on the link.
-//! A cancel aborts the task, which releases everything: the connection first, then the lease, since a model is unloaded as
-//! soon as its last lease is gone. A failure affects only its request: it is reported on the link, and the link continues.
+//! Each runs in its own task and owns all its resources: its slot or its lease, its backend connection, its entry on
+//! the link. A cancel aborts the task, which releases everything: the connection first, then the lease, since a model
+//! is unloaded as soon as its last lease is gone. A failure affects only its request: it is reported on the link, and
+//! the link continues.
 
 mod failure;
 mod frames;
@@ -59,7 +60,8 @@ struct Passed {
     answer: Option<Answer>,
 }
 
-/// Accepts a request. Never waits: a request that cannot start is rejected, or held if the relay does not support rejections.
+/// Accepts a request. Never waits: a request that cannot start is rejected, or held if the relay does not support
+/// rejections.
 pub fn begin(worker: &Arc<Worker>, link: &Arc<Link>, mut request: Request) {
     let refuse = |code: &str, message: &str| link.push(&failure::error_message(&request.request_id, code, message));
     if link.core1 && worker.drain.is_draining() {
@@ -306,8 +308,9 @@ impl Job {
             trace.begin_backend(&backend.settings().url, &method, self.path(), head.headers_mut());
         }
         let mut sending = Box::pin(backend.send(head, &self.upload));
-        // If this process was stopped after it had read the request, another worker may have served it since. The session ends
-        // an overdue link in a moment, and with it this task; until then nothing more of the request is sent.
+        // If this process was stopped after it had read the request, another worker may have served it since. The
+        // session ends an overdue link in a moment, and with it this task; until then nothing more of the request is
+        // sent.
         let sending = poll_fn(|cx| if self.link.is_overdue() { Poll::Pending } else { sending.as_mut().poll(cx) });
         let answer = self.unless_ended(sending).await?.map_err(Failure::from)?;
         // A copy: a borrow of the response would keep its place in the task during the check below.
@@ -339,7 +342,8 @@ impl Job {
         self.worker.note_status(model, status);
     }
 
-    /// Returns a server error to pass on, unless the backend is lost. An older relay does not requeue, so it gets the error.
+    /// Returns a server error to pass on, unless the backend is lost. An older relay does not requeue, so it gets the
+    /// error.
     async fn unless_lost(&self, backend: &Backend, answer: Answer) -> Result<Answer, Failure> {
         if self.worker.serving.is_lost(backend).await && self.link.core1 {
             return Err(Failure::Lost(answer.head.status.as_u16()));

@@ -3,8 +3,8 @@
 //! Reader, writer and requests meet only here, under one short lock that is never held over an await. The reader never
 //! waits for the writer or the backend: it only adds entries here.
 //!
-//! A request is identified by its [`LinkRequestKey`]. It is registered until its last byte is written or it is cancelled;
-//! anything that its task sends afterwards is dropped, so a late message can never affect a newer request.
+//! A request is identified by its [`LinkRequestKey`]. It is registered until its last byte is written or it is
+//! cancelled; anything that its task sends afterwards is dropped, so a late message can never affect a newer request.
 
 mod advertised;
 mod backoff;
@@ -192,7 +192,8 @@ impl Link {
         let _ = self.traffic.set(traffic);
     }
 
-    /// True if the relay has been silent past the limit, so that the link is lost even if its session has not noticed yet.
+    /// True if the relay has been silent past the limit, so that the link is lost even if its session has not noticed
+    /// yet.
     pub fn is_overdue(&self) -> bool {
         self.traffic.get().is_some_and(|traffic| traffic.is_silent(Instant::now()))
     }
@@ -209,7 +210,8 @@ impl Link {
         self.work.notify_one();
     }
 
-    /// Reports the served models to the relay, unless the link is muted. Only a `core1` relay receives more than their names.
+    /// Reports the served models to the relay, unless the link is muted. Only a `core1` relay receives more than their
+    /// names.
     pub fn announce(&self, advertised: &Advertised, load: u32) {
         let Advertised { models, mut details, mut naming, mut failing } = advertised.clone();
         if !self.core1 {
@@ -245,7 +247,8 @@ impl Link {
         self.work.notify_one();
     }
 
-    /// Closes the link once everything that may be written is written. A response that waits for credit does not delay this.
+    /// Closes the link once everything that may be written is written. A response that waits for credit does not delay
+    /// this.
     pub fn close(&self, code: u16, reason: &'static str) {
         self.lock().close.get_or_insert((code, reason));
         self.work.notify_one();

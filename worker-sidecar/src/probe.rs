@@ -1,4 +1,5 @@
-//! The probe server: `/livez`, `/readyz`, `/backendz`, `/healthz`, `/metrics` and `/drain`, for kubelet and for operators.
+//! The probe server: `/livez`, `/readyz`, `/backendz`, `/healthz`, `/metrics` and `/drain`, for kubelet and for
+//! operators.
 
 mod permission;
 mod server;

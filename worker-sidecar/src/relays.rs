@@ -40,7 +40,8 @@ const LOOKUP_INTERVAL: Duration = Duration::from_secs(5);
 /// The time within which a fleet moves to a new secret. (The tokens of a fleet are renewed one by one anyway.)
 const SPREAD: Duration = Duration::from_secs(10);
 
-/// The time within which the links that a raised number of relays adds are first dialled: a whole fleet learns of it at once.
+/// The time within which the links that a raised number of relays adds are first dialled: a whole fleet learns of it at
+/// once.
 const ADDED_SPREAD: Duration = Duration::from_secs(1);
 
 /// The most links to one name. More are a mistake.
@@ -200,7 +201,8 @@ impl<'a> Dialling<'a> {
     }
 }
 
-/// Dials one endpoint, `first` from now, serves the link, and dials again, until it is no longer wanted or the worker drains.
+/// Dials one endpoint, `first` from now, serves the link, and dials again, until it is no longer wanted or the worker
+/// drains.
 async fn keep_linked(
     worker: &Arc<Worker>,
     addr: Option<SocketAddr>,

@@ -72,7 +72,8 @@ pub enum Start {
 }
 
 impl Serving {
-    /// Starts the slots of a multiplexer at once; a single backend starts with [`Serving::run`]. Must be called within a runtime.
+    /// Starts the slots of a multiplexer at once; a single backend starts with [`Serving::run`]. Must be called within
+    /// a runtime.
     pub fn start(context: &ServingContext) -> Result<Self, SettingError> {
         let slots = context.live.load().slots.clone();
         Ok(match slots {
@@ -138,8 +139,8 @@ impl Serving {
         }
     }
 
-    /// The number of requests that wait for a slot at the relay behind `link`, or here if the relay does not support grants.
-    /// With a multiplexer, the slots have their own figures.
+    /// The number of requests that wait for a slot at the relay behind `link`, or here if the relay does not support
+    /// grants. With a multiplexer, the slots have their own figures.
     pub fn waiting(&self, link: &Link) -> u32 {
         match self {
             Self::Single(single) => single.capacity.waiting(link.id),
@@ -255,7 +256,8 @@ impl Serving {
         }
     }
 
-    /// A connection to a single backend failed: it gets no more requests. A slot checks its backends itself, here and below.
+    /// A connection to a single backend failed: it gets no more requests. A slot checks its backends itself, here and
+    /// below.
     pub fn handle_unreachable(&self, why: &impl Display) {
         if let Self::Single(single) = self {
             single.catalogue.handle_unreachable(&why.to_string());
@@ -276,8 +278,8 @@ impl Serving {
         }
     }
 
-    /// A relay was notified that a single backend has reset a connection. If the backend is healthy, its models are announced
-    /// again, and the relay may send the request again.
+    /// A relay was notified that a single backend has reset a connection. If the backend is healthy, its models are
+    /// announced again, and the relay may send the request again.
     pub fn handle_reset_reported(&self, link: &Link) {
         if let Self::Single(single) = self {
             single.catalogue.refresh(link.id);

@@ -42,8 +42,9 @@ impl LogFilter {
 
 /// Starts logging for the process. A second call changes nothing.
 ///
-/// Only `tracing`'s events are logged. Records of the older `log` crate are dropped on purpose: at their lowest level the
-/// WebSocket library writes whole frames there, which contain prompts and responses, and the secret of the handshake.
+/// Only `tracing`'s events are logged. Records of the older `log` crate are dropped on purpose: at their lowest level
+/// the WebSocket library writes whole frames there, which contain prompts and responses, and the secret of the
+/// handshake.
 pub fn init(filter: &LogFilter, format: LogFormat) {
     let registry = tracing_subscriber::registry().with(EnvFilter::new(&filter.0));
     let lines = tracing_subscriber::fmt::layer()

@@ -215,7 +215,8 @@ impl Worker {
     pub fn attach(&self, link: &Arc<Link>, registered: &Advertised) {
         self.serving.attach(link, registered);
         self.conversations.attach(link.id, link.homes1);
-        // The published ModelRelay dispatches queued requests when a list of models arrives, and not when a worker registers.
+        // The published ModelRelay dispatches queued requests when a list of models arrives, and not when a worker
+        // registers.
         let advertised = self.serving.advertised();
         if !link.core1 && !advertised.models.is_empty() {
             link.announce(&advertised, self.serving.running());

@@ -52,8 +52,8 @@ struct Cli {
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Replay of a request journal")]
 struct WhatIf {
-    /// Replay this file of a relay's REQUEST_JOURNAL_FILE instead of the cases; can be repeated, for the previous file and
-    /// for those of other relays. No rule is checked.
+    /// Replay this file of a relay's REQUEST_JOURNAL_FILE instead of the cases; can be repeated, for the previous file
+    /// and for those of other relays. No rule is checked.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["case", "write"])]
     journal: Vec<PathBuf>,
     /// Only requests for this model. Required if the journal has several.

@@ -1,7 +1,7 @@
 //! Request journals, which relays write with `REQUEST_JOURNAL_FILE`: requests at the times of their arrival.
 //!
-//! A journal has no prompts. Each prompt of a conversation extends the previous one; a shorter one is its beginning, and
-//! what follows it is new. Requests without a conversation share nothing with others.
+//! A journal has no prompts. Each prompt of a conversation extends the previous one; a shorter one is its beginning,
+//! and what follows it is new. Requests without a conversation share nothing with others.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;

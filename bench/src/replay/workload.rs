@@ -173,7 +173,8 @@ struct Session {
 }
 
 impl Agents {
-    /// Creates agents that begin within a minute. Each draws from a sequence of its own, whatever the order of responses.
+    /// Creates agents that begin within a minute. Each draws from a sequence of its own, whatever the order of
+    /// responses.
     pub fn new(sessions: usize, seed: u64) -> Self {
         let sessions = (0..sessions).map(|client| Session {
             rng: Rng::new(seed * 1000 + client as u64),

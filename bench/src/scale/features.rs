@@ -1,4 +1,5 @@
-//! The cost of each feature: all of them in turns, round after round, compared with a relay and a worker that have none.
+//! The cost of each feature: all of them in turns, round after round, compared with a relay and a worker that have
+//! none.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -216,7 +217,8 @@ impl Rig {
     }
 }
 
-/// Creates an API key and returns it as a header. It is kept until the program ends: every request of the load borrows it.
+/// Creates an API key and returns it as a header. It is kept until the program ends: every request of the load borrows
+/// it.
 async fn key(relay: SocketAddr) -> Result<&'static str, ScaleError> {
     let (status, body) = send_request(relay, "POST", "/admin/keys", ADMIN, br#"{"name":"bench"}"#).await?;
     let key: serde_json::Value = serde_json::from_slice(&body).map_err(other)?;

@@ -1,9 +1,8 @@
 //! Three networks with a cable between each two: one of the client, one of the relay, and one of the worker with its
 //! backend.
 //!
-//! Their names contain the process id, so that two runs do not collide. They are deleted when this is dropped, also when a
-//! run
-//! fails or is interrupted.
+//! Their names contain the process id, so that two runs do not collide. They are deleted when this is dropped, also
+//! when a run fails or is interrupted.
 
 use std::process::{Command, Stdio};
 

@@ -1,6 +1,5 @@
-//! The time to the first token with client, relay and worker on machines of their own: in three network namespaces, with a
-//! cable
-//! between each two. The backend runs next to the worker.
+//! The time to the first token with client, relay and worker on machines of their own: in three network namespaces,
+//! with a cable between each two. The backend runs next to the worker.
 
 use std::net::SocketAddr;
 use std::path::Path;

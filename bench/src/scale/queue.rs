@@ -1,4 +1,5 @@
-//! Waiting requests: the cost of each as it arrives and waits, when its client disconnects, and when its deadline passes.
+//! Waiting requests: the cost of each as it arrives and waits, when its client disconnects, and when its deadline
+//! passes.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};

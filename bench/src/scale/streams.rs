@@ -10,7 +10,8 @@ use crate::samples::Summary;
 use crate::systems::{Setup, Stack, StackOptions};
 use crate::usage::Usage;
 
-/// The time between two events: with all streams open, as many a second as a core can read and compare without being late.
+/// The time between two events: with all streams open, as many a second as a core can read and compare without being
+/// late.
 const PACE: Duration = Duration::from_millis(500);
 
 /// The measurements of one way.

@@ -1,4 +1,5 @@
-//! Idle workers of one relay: the cost of each, and the time until all are back after the relay was killed and restarted.
+//! Idle workers of one relay: the cost of each, and the time until all are back after the relay was killed and
+//! restarted.
 
 use std::time::{Duration, Instant};
 

@@ -1,6 +1,5 @@
-//! The cost of the relay's dispatch core without any socket: to choose a worker among few and among many, and to accept,
-//! send,
-//! cancel and expire requests behind a short queue and behind a long one.
+//! The cost of the relay's dispatch core without any socket: to choose a worker among few and among many, and to
+//! accept, send, cancel and expire requests behind a short queue and behind a long one.
 //!
 //! Sizes are compared, so the figures must not contain anything that does not depend on size. The clock's own time is
 //! subtracted
@@ -27,12 +26,12 @@ const FEW: u64 = 10;
 /// Timed operations.
 const ROUNDS: u64 = 50_000;
 
-/// Untimed operations per waiting request that come first, at least as many as the timed ones. They touch all memory that
-/// the core uses, which has a cost only once.
+/// Untimed operations per waiting request that come first, at least as many as the timed ones. They touch all memory
+/// that the core uses, which has a cost only once.
 const WARM_UP: u64 = 3;
 
-/// Dispatches among workers whose processor time is measured, after the same number of unmeasured ones. The number makes
-/// the scheduler's next tick negligible.
+/// Dispatches among workers whose processor time is measured, after the same number of unmeasured ones. The number
+/// makes the scheduler's next tick negligible.
 const CPU_ROUNDS: u64 = 400_000;
 
 /// The queue timeout; longer than the submission of the longest queue, in the core's time.

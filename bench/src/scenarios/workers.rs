@@ -1,4 +1,5 @@
-//! Throughput by the number of workers: each runs four requests at once, and each request takes its time in the backend.
+//! Throughput by the number of workers: each runs four requests at once, and each request takes its time in the
+//! backend.
 
 use std::time::Duration;
 

@@ -174,8 +174,8 @@ pub fn keys() -> String {
     text
 }
 
-/// Simulates an hour in which one key keeps eight requests waiting for one model, and each of four other keys for another
-/// model. Returns the responses of each key.
+/// Simulates an hour in which one key keeps eight requests waiting for one model, and each of four other keys for
+/// another model. Returns the responses of each key.
 pub fn one_key_beside_four(has_keys: bool, load: Duration, seed: u64) -> Vec<u32> {
     let model = |key: usize| KEY * key + key.min(1);
     let models = (0..5).flat_map(|key| vec![model(key); 8]).collect();

@@ -11,8 +11,8 @@ use super::{JobId, ModelId, PLACES, Scheduler, Time};
 pub enum Rule {
     /// All requests in order of arrival; each request for another model drains the resident and swaps.
     ArrivalOrder,
-    /// The first request for another model closes the gate. After the swap, all requests that wait for the new model are
-    /// served together.
+    /// The first request for another model closes the gate. After the swap, all requests that wait for the new model
+    /// are served together.
     ImmediateAndBatch,
     /// The resident stays as long as it has requests.
     StickyUntilIdle,

@@ -1,5 +1,5 @@
-//! A relay with API keys before the worker's multiplexer: the relay's dispatch core and the worker's slot machine, with a
-//! simulated driver. Messages between them take no time.
+//! A relay with API keys before the worker's multiplexer: the relay's dispatch core and the worker's slot machine, with
+//! a simulated driver. Messages between them take no time.
 //!
 //! The model of a job also names its key: the key is its tens, the model its units.
 

@@ -2,7 +2,8 @@
 //!
 //! A preflight, an eviction and a memory check complete at once, a load after its time. Requests wait where they do in
 //! practice:
-//! at a relay, which reports its demand and sends requests within its grant, or in the worker, if the relay has no queue.
+//! at a relay, which reports its demand and sends requests within its grant, or in the worker, if the relay has no
+//! queue.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};

@@ -1,4 +1,5 @@
-//! Typical clients of multiplexers: a busy model and a rare one, open arrivals, assistants that alternate between models.
+//! Typical clients of multiplexers: a busy model and a rare one, open arrivals, assistants that alternate between
+//! models.
 
 use std::time::Duration;
 
@@ -38,8 +39,8 @@ pub enum Kind {
     PoissonRare,
     /// A request every two seconds, for three models: 60, 30, 10 %.
     PoissonThree,
-    /// Orchestrators, each with one turn of model 0 and then in parallel two workers of model 1 and one of model 2, of five
-    /// turns each.
+    /// Orchestrators, each with one turn of model 0 and then in parallel two workers of model 1 and one of model 2, of
+    /// five turns each.
     Orchestrators(usize),
     /// Assistants with six turns of model 0 and then four of model 1.
     Assistants(usize),
@@ -191,8 +192,8 @@ impl Workload for Poisson {
     }
 }
 
-/// Client `3 * n` is the orchestrator `n` or its first worker of model 1, `3 * n + 1` the second, `3 * n + 2` the one of
-/// model 2.
+/// Client `3 * n` is the orchestrator `n` or its first worker of model 1, `3 * n + 1` the second, `3 * n + 2` the one
+/// of model 2.
 #[derive(Debug)]
 struct Orchestrators {
     rng: Rng,

@@ -1,4 +1,5 @@
-//! nginx and haproxy, configured for streams as their own documentation recommends: no buffering, persistent connections.
+//! nginx and haproxy, configured for streams as their own documentation recommends: no buffering, persistent
+//! connections.
 
 use std::net::SocketAddr;
 use std::path::Path;

@@ -1,5 +1,5 @@
-//! rathole: a bare tunnel of two programs, one of which dials the other as a worker dials its relay. It moves bytes between
-//! connections and does not parse HTTP, so it shows the least possible cost of a dial-out system.
+//! rathole: a bare tunnel of two programs, one of which dials the other as a worker dials its relay. It moves bytes
+//! between connections and does not parse HTTP, so it shows the least possible cost of a dial-out system.
 
 use std::net::SocketAddr;
 use std::path::Path;

@@ -3,9 +3,9 @@
 //! The leader renews the lease with one request: an update of the version that it wrote last. The API server rejects it
 //! if anybody else has written the lease since, so an accepted renewal also proves that the replica still leads. The
 //! other replicas read the lease, and acquire it once they have seen no new version for its whole duration. Clocks of
-//! different machines are never compared. A lease that a user deletes or shortens, or whose holder a user removes, does not
-//! make a second leader: the others wait until the leader must have noticed or stopped. A user who clears the whole lease,
-//! or makes another replica its holder, has two leaders until the first one's next renewal, at most 10 s later.
+//! different machines are never compared. A lease that a user deletes or shortens, or whose holder a user removes, does
+//! not make a second leader: the others wait until the leader must have noticed or stopped. A user who clears the whole
+//! lease, or makes another replica its holder, has two leaders until the first one's next renewal, at most 10 s later.
 //!
 //! As with every lease, a process that is suspended as a whole for longer than the deadline may send one more request
 //! when it continues, before it notices that it leads no more. Both leaders would write the same objects.

@@ -6,8 +6,8 @@ use kube::Client;
 use kube::client::Body;
 use serde_json::Value;
 
-/// Returns a client of an API server that responds with `answer(method, path, body)`: a status code and an object. It lives as long
-/// as the test's runtime.
+/// Returns a client of an API server that responds with `answer(method, path, body)`: a status code and an object. It
+/// lives as long as the test's runtime.
 pub(crate) fn client(
     namespace: &str,
     mut answer: impl FnMut(&str, &str, Value) -> (u16, Value) + Send + 'static,

@@ -54,8 +54,8 @@ pub struct DurationOrZeroText(pub String);
 #[serde(transparent)]
 pub struct SizeText(pub Size);
 
-/// The forms of a size that the schema accepts. Kubernetes' own type ends at 2 GiB, but the API server accepts more, and
-/// an object that cannot be deserialized gets no status that explains the error.
+/// The forms of a size that the schema accepts. Kubernetes' own type ends at 2 GiB, but the API server accepts more,
+/// and an object that cannot be deserialized gets no status that explains the error.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Size {

@@ -1,5 +1,5 @@
-//! The `multiplexer` block of a WorkerPool: many models on one GPU, one resident at a time. It is copied to worker.yaml as
-//! written, so a field that worker.yaml does not have would stop every worker of the pool.
+//! The `multiplexer` block of a WorkerPool: many models on one GPU, one resident at a time. It is copied to worker.yaml
+//! as written, so a field that worker.yaml does not have would stop every worker of the pool.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,7 +14,8 @@ use super::schema;
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Multiplexer {
-    /// Maximum time that a swap waits for running requests before it cuts them off; 0s cuts them off at once. Default 5m.
+    /// Maximum time that a swap waits for running requests before it cuts them off; 0s cuts them off at once. Default
+    /// 5m.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub drain_timeout: Option<DurationOrZeroText>,
     /// Maximum time that a model may take to load. Default 10m.
@@ -113,8 +114,9 @@ impl Multiplexer {
 }
 
 impl Multiplexer {
-    /// Returns the part that a running worker cannot reload: if it changes, the Pod has to be replaced. A worker reloads the
-    /// rest (durations, sizes, limits, names, the default). Sorted, so that the order in a manifest makes no difference.
+    /// Returns the part that a running worker cannot reload: if it changes, the Pod has to be replaced. A worker
+    /// reloads the rest (durations, sizes, limits, names, the default). Sorted, so that the order in a manifest makes
+    /// no difference.
     pub fn fixed(&self) -> Self {
         let model = |model: &SlotModel| SlotModel {
             aliases: Vec::new(),
@@ -182,8 +184,8 @@ pub struct Slot {
     /// Memory of the slot. If absent, the models' memory is not checked against it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<SizeText>,
-    /// GPUs of the slot, by index or UUID, whose free memory is measured. Default: all GPUs that the worker sees if no other
-    /// slot loads models (`static` does not), else none.
+    /// GPUs of the slot, by index or UUID, whose free memory is measured. Default: all GPUs that the worker sees if no
+    /// other slot loads models (`static` does not), else none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), inner(length(min = 1, max = 128)))]
     pub devices: Vec<String>,

@@ -9,7 +9,8 @@ use super::common::SizeText;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Placement {
-    /// least-load takes the least loaded worker; cache weighs the prompts that workers have cached against the work that waits at them.
+    /// least-load takes the least loaded worker; cache weighs the prompts that workers have cached against the work
+    /// that waits at them.
     #[serde(default)]
     pub mode: PlacementMode,
     /// Requests that may share a cached prompt: none means all of them, key those of one API key.
@@ -19,8 +20,8 @@ pub struct Placement {
     #[serde(default = "max_homes")]
     #[schemars(range(min = 1, max = 10_000_000))]
     pub max_homes: i32,
-    /// Number of running requests by which a worker in the zone or cluster of the relay may exceed a farther one and still be chosen.
-    /// Default 4. Only for relays with ZONE or CLUSTER.
+    /// Number of running requests by which a worker in the zone or cluster of the relay may exceed a farther one and
+    /// still be chosen. Default 4. Only for relays with ZONE or CLUSTER.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 1_000_000))]
     pub spill_requests: Option<i32>,

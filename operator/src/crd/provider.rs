@@ -68,7 +68,8 @@ pub struct ProviderSpec {
     #[x_kube(merge_strategy = ListMerge::Map(vec!["id".into()]))]
     pub models: Vec<CatalogueModel>,
 
-    /// Map of additional names to models, independent of the list of models. A served model with the same name takes precedence.
+    /// Map of additional names to models, independent of the list of models. A served model with the same name takes
+    /// precedence.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(extend("maxProperties" = 256))]
     pub aliases: BTreeMap<String, String>,
@@ -95,8 +96,8 @@ pub struct ProviderSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fairness: Option<Fairness>,
 
-    /// Maximum total time of a request, from the queue to the end of the response, without the wait for a model to load. Default:
-    /// none; a response ends when it stalls.
+    /// Maximum total time of a request, from the queue to the end of the response, without the wait for a model to
+    /// load. Default: none; a response ends when it stalls.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub request_timeout: Option<DurationText>,
 
@@ -104,8 +105,8 @@ pub struct ProviderSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stream_idle_timeout: Option<DurationText>,
 
-    /// Time without the first byte of a response after which a request moves to another worker that has a free worker slot. A response that is
-    /// not streamed begins when it is complete. Default: none.
+    /// Time without the first byte of a response after which a request moves to another worker that has a free worker
+    /// slot. A response that is not streamed begins when it is complete. Default: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub first_byte_timeout: Option<DurationText>,
 
@@ -122,8 +123,8 @@ pub struct ProviderSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub worker_secret_ref: Option<SecretKeyRef>,
 
-    /// ServiceAccounts whose Pods may connect as workers with their own token instead of the secret: NAMESPACE/NAME, or NAME in this
-    /// namespace. A pool uses such tokens if its field credential is ServiceAccountToken.
+    /// ServiceAccounts whose Pods may connect as workers with their own token instead of the secret: NAMESPACE/NAME, or
+    /// NAME in this namespace. A pool uses such tokens if its field credential is ServiceAccountToken.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(
         length(max = 64),
@@ -142,8 +143,8 @@ pub struct ProviderSpec {
     #[serde(default)]
     pub relay: Relay,
 
-    /// Provider whose relay serves this one too, at its address. This Provider then has no relay, Service and keys of its own; queue,
-    /// worker secret, models and status stay its own. Cannot be changed.
+    /// Provider whose relay serves this one too, at its address. This Provider then has no relay, Service and keys of
+    /// its own; queue, worker secret, models and status stay its own. Cannot be changed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub relay_ref: Option<RelayRef>,
 }
@@ -194,8 +195,9 @@ pub struct Queue {
     /// Maximum time that a request is queued while some worker serves its model. Default: requestTimeout.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeout: Option<DurationText>,
-    /// Maximum time that a request is queued while no worker serves its model, for example because it is being loaded or its pool scales from zero.
-    /// Default: timeout if it is set, else 30s, but at least 10m for a known model that may be loaded.
+    /// Maximum time that a request is queued while no worker serves its model, for example because it is being loaded
+    /// or its pool scales from zero. Default: timeout if it is set, else 30s, but at least 10m for a known model that
+    /// may be loaded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cold_timeout: Option<DurationText>,
 }
@@ -279,8 +281,9 @@ pub struct Relay {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Tls {
-    /// Secret of type kubernetes.io/tls in this namespace, with the certificate tls.crt, valid at least for PROVIDER-workers.NAMESPACE.svc,
-    /// its key tls.key, and ca.crt if its authority is not one of the system's roots. A renewed certificate is loaded without a restart.
+    /// Secret of type kubernetes.io/tls in this namespace, with the certificate tls.crt, valid at least for
+    /// PROVIDER-workers.NAMESPACE.svc, its key tls.key, and ca.crt if its authority is not one of the system's roots. A
+    /// renewed certificate is loaded without a restart.
     #[schemars(length(min = 1, max = 253))]
     pub secret_name: String,
 }
@@ -340,8 +343,9 @@ pub struct NetworkPolicy {
     #[schemars(schema_with = "schema::raw_items")]
     pub from: Vec<Value>,
     /// Peers that may connect to the admin port (metrics, admin API), in addition to the operator. Default: the chart's
-    /// relay.metricsFrom, which is empty by default. With the chart's webhook.hostNetwork no rule can match the operator: this list must
-    /// then include the nodes, and while both lists are empty, the admin port is open to every address.
+    /// relay.metricsFrom, which is empty by default. With the chart's webhook.hostNetwork no rule can match the
+    /// operator: this list must then include the nodes, and while both lists are empty, the admin port is open to every
+    /// address.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::raw_items")]
     pub metrics_from: Vec<Value>,

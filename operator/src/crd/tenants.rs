@@ -3,8 +3,8 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// A namespace or a ServiceAccount whose Pods may call the relay with their own token, for the audience modelrelay-clients, in place
-/// of an API key.
+/// A namespace or a ServiceAccount whose Pods may call the relay with their own token, for the audience
+/// modelrelay-clients, in place of an API key.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Tenant {
@@ -19,7 +19,8 @@ pub struct Tenant {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 128))]
     pub name: Option<String>,
-    /// Share of the workers among keys and tenants of one class, from 0.01 to 100 with at most two decimals. Default: 1.
+    /// Share of the workers among keys and tenants of one class, from 0.01 to 100 with at most two decimals. Default:
+    /// 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0.01, max = 100.0))]
     pub weight: Option<f64>,

@@ -91,9 +91,9 @@ pub struct WorkerPoolSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backend: Option<Backend>,
 
-    /// Labels of the Pods of the pool, instead of the label modelrelay.io/pool, for Pods that cannot have that label. Only for namespaces with
-    /// the label modelrelay.io/select-pods: enabled, and for new Pods, which get the label. A Pod that several pools select belongs to the
-    /// oldest of them. Excludes template and standalone.
+    /// Labels of the Pods of the pool, instead of the label modelrelay.io/pool, for Pods that cannot have that label.
+    /// Only for namespaces with the label modelrelay.io/select-pods: enabled, and for new Pods, which get the label. A
+    /// Pod that several pools select belongs to the oldest of them. Excludes template and standalone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::label_selector")]
     pub selector: Option<LabelSelector>,
@@ -103,18 +103,20 @@ pub struct WorkerPoolSpec {
     #[schemars(length(min = 1, max = 256), inner(length(min = 1, max = 256)))]
     pub models: Vec<String>,
 
-    /// Maximum number of requests that one backend runs at once. Default 16. With multiplexer.slots, each model has its own limit.
+    /// Maximum number of requests that one backend runs at once. Default 16. With multiplexer.slots, each model has its
+    /// own limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 65535))]
     pub max_concurrency: Option<i32>,
 
-    /// Maximum time that running requests may take to finish when a Pod stops. The Pod's terminationGracePeriodSeconds is raised as needed.
+    /// Maximum time that running requests may take to finish when a Pod stops. The Pod's terminationGracePeriodSeconds
+    /// is raised as needed.
     #[serde(default = "one_minute")]
     pub shutdown_timeout: DurationText,
 
-    /// Credential that workers present to the relays: the Provider's secret, or the token of their Pod's ServiceAccount, which must be
-    /// listed in the Provider's workerServiceAccounts. Standalone workers without the driver kubernetes use the ServiceAccount default of
-    /// the namespace. A change applies to new Pods.
+    /// Credential that workers present to the relays: the Provider's secret, or the token of their Pod's
+    /// ServiceAccount, which must be listed in the Provider's workerServiceAccounts. Standalone workers without the
+    /// driver kubernetes use the ServiceAccount default of the namespace. A change applies to new Pods.
     #[serde(default, skip_serializing_if = "Credential::is_default")]
     pub credential: Credential,
 
@@ -130,12 +132,14 @@ pub struct WorkerPoolSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub multiplexer: Option<Multiplexer>,
 
-    /// Number of Pods of a template, or of standalone workers. Default: the present number, else scaling.minReplicas, else 1.
+    /// Number of Pods of a template, or of standalone workers. Default: the present number, else scaling.minReplicas,
+    /// else 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 10_000))]
     pub replicas: Option<i32>,
 
-    /// Makes the operator scale the template's Deployment, or that of targetRef, by queue and load, including to and from zero.
+    /// Makes the operator scale the template's Deployment, or that of targetRef, by queue and load, including to and
+    /// from zero.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scaling: Option<Scaling>,
 

@@ -62,8 +62,8 @@ pub fn relay_config(provider: &ValidatedProvider, plan: &Plan, salt: &Secret, sh
     RelayConfig { manifest: secret(secret_metadata(provider, plan), data(entries())), hash }
 }
 
-/// Returns the Secret with the worker secrets of a Provider that another one's relay serves. That Provider's configuration
-/// contains copies, and this one is what a rotation continues from.
+/// Returns the Secret with the worker secrets of a Provider that another one's relay serves. That Provider's
+/// configuration contains copies, and this one is what a rotation continues from.
 pub fn sharer_secrets(provider: &ValidatedProvider, plan: &Plan) -> Manifest {
     let entries = secret_entries(&plan.current, &plan.previous);
     let entries = entries.iter().map(|(key, value)| (key.as_str(), value.as_str()));

@@ -82,9 +82,9 @@ pub fn network_policy(provider: &ValidatedProvider, defaults: &RelayDefaults, op
     object(ApiResource::erase::<NetworkPolicy>(&()), metadata, "spec", spec)
 }
 
-/// Allows this namespace, those of other Providers that the relay serves, and `from`. Workers that use the clients' Service arrive with addresses that are not known
-/// beforehand (a node's, the load balancer's, their own), so with `service.workers` all addresses are allowed unless
-/// `from` restricts them. The workers still need the worker secret.
+/// Allows this namespace, those of other Providers that the relay serves, and `from`. Workers that use the clients'
+/// Service arrive with addresses that are not known beforehand (a node's, the load balancer's, their own), so with
+/// `service.workers` all addresses are allowed unless `from` restricts them. The workers still need the worker secret.
 fn workers_rule(provider: &ValidatedProvider) -> Value {
     let relay = &provider.spec.relay;
     if relay.service.workers && relay.network_policy.from.is_empty() {

@@ -20,10 +20,11 @@ use crate::resources::names::{self, Component};
 use crate::settings::defaults::RelayDefaults;
 use crate::spec::provider::ValidatedProvider;
 
-/// The time for which a relay still accepts new connections after SIGTERM, while the Service's endpoints change on all nodes.
+/// The time for which a relay still accepts new connections after SIGTERM, while the Service's endpoints change on all
+/// nodes.
 const SHUTDOWN_GRACE_SECS: u64 = 5;
-/// The time that the kubelet allows on top of grace and drain. The relay uses up to 8 s: for idle connections, last bytes, links of
-/// workers and stored keys.
+/// The time that the kubelet allows on top of grace and drain. The relay uses up to 8 s: for idle connections, last
+/// bytes, links of workers and stored keys.
 const EXIT_SECS: u64 = 10;
 const USER: i64 = 65532;
 

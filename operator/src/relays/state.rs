@@ -38,8 +38,8 @@ struct KeptSnapshot {
 }
 
 impl KeptSnapshot {
-    /// Returns the usage of a newer snapshot, and when it was replaced. Usage changes with every request, and each change is
-    /// a pass of the Provider's controller and a write of its status: there is one a minute.
+    /// Returns the usage of a newer snapshot, and when it was replaced. Usage changes with every request, and each
+    /// change is a pass of the Provider's controller and a write of its status: there is one a minute.
     fn next_usage(&self, usage: Option<UsageReport>) -> (Option<UsageReport>, Instant) {
         let kept = self.snapshot.usage;
         let is_kept = match (&kept, &usage) {

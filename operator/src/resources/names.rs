@@ -45,8 +45,8 @@ pub const SECRET_CHANGED_ANNOTATION: &str = "modelrelay.io/changed-at";
 pub const NUDGE_ANNOTATION: &str = "modelrelay.io/nudged-at";
 /// Annotation of injected Pods: hash of the worker as it was injected.
 pub const WORKER_HASH_ANNOTATION: &str = "modelrelay.io/worker-hash";
-/// Annotation of Pods that a pool selected by other labels than [`POOL_LABEL`], and that wait for it: they do not name the pool
-/// themselves.
+/// Annotation of Pods that a pool selected by other labels than [`POOL_LABEL`], and that wait for it: they do not name
+/// the pool themselves.
 pub const SELECTED_ANNOTATION: &str = "modelrelay.io/selected";
 /// Annotation of Pods whose worker has a multiplexer: hash of the parts that a running worker cannot reload.
 pub const SLOTS_HASH_ANNOTATION: &str = "modelrelay.io/slots-hash";
@@ -59,8 +59,8 @@ pub const WORKER_BINARY_CONTAINER: &str = "modelrelay-worker-binary";
 /// The relay's container.
 pub const RELAY_CONTAINER: &str = "relay";
 
-/// Label of the resource that an object was made for. It is a recommended label of Kubernetes, and the one by which Argo CD
-/// recognizes objects of an Application if it tracks them by label.
+/// Label of the resource that an object was made for. It is a recommended label of Kubernetes, and the one by which
+/// Argo CD recognizes objects of an Application if it tracks them by label.
 pub const INSTANCE_LABEL: &str = "app.kubernetes.io/instance";
 
 /// The field manager of the objects that belong to a Provider or a WorkerPool.

@@ -43,7 +43,8 @@ impl Namespaces {
         Self { client, known: Mutex::default() }
     }
 
-    /// True if the cluster assigns the ids of Pods in this namespace. Reads the namespace if the last result is too old.
+    /// True if the cluster assigns the ids of Pods in this namespace. Reads the namespace if the last result is too
+    /// old.
     pub async fn assigns_ids(&self, namespace: &str) -> bool {
         let before = self.known(namespace);
         if let Some(known) = before.filter(|known| Instant::now() < known.until) {

@@ -1,4 +1,5 @@
-//! Every setting of the operator, as a flag and as an environment variable; flags take precedence. The chart sets all of them.
+//! Every setting of the operator, as a flag and as an environment variable; flags take precedence. The chart sets all
+//! of them.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;

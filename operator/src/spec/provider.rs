@@ -120,9 +120,9 @@ impl ValidatedProvider {
 
     /// Returns the metadata of a Secret that outlives the Provider, unless the spec sets another policy.
     ///
-    /// Without the label that contains the Provider's name: Argo CD may be configured to track objects by it, as it did by
-    /// default before 3.0. An Application with the Provider's name would then prune the Secret, because it is not among
-    /// its manifests and, unlike the other objects, has no owner.
+    /// Without the label that contains the Provider's name: Argo CD may be configured to track objects by it, as it did
+    /// by default before 3.0. An Application with the Provider's name would then prune the Secret, because it is not
+    /// among its manifests and, unlike the other objects, has no owner.
     pub fn retained_metadata(&self, name: &str) -> Map<String, Value> {
         match self.spec.secrets_policy {
             SecretsPolicy::Retain => {

@@ -179,8 +179,8 @@ fn catch_up(now: Timestamp, known: &Known, relay: &mut RelaySide) -> Vec<Rotatio
 }
 
 impl RelaySide {
-    /// True if a relay accepts each value: one line that is not too long. A relay rejects the whole configuration otherwise,
-    /// and with it the changes of all Providers that share it.
+    /// True if a relay accepts each value: one line that is not too long. A relay rejects the whole configuration
+    /// otherwise, and with it the changes of all Providers that share it.
     pub fn is_acceptable(&self) -> bool {
         let all = std::iter::once(&self.current).chain(self.previous.iter().map(|previous| &previous.value));
         all.into_iter().all(|value| {

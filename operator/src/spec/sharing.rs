@@ -50,8 +50,8 @@ pub fn relay_key(provider: &Provider) -> ObjectKey {
     }
 }
 
-/// Returns the name by which a relay knows a Provider: its own, with its namespace if that is not the relay's. Names of Providers
-/// contain no periods, so no two Providers have the same name at a relay.
+/// Returns the name by which a relay knows a Provider: its own, with its namespace if that is not the relay's. Names of
+/// Providers contain no periods, so no two Providers have the same name at a relay.
 pub fn name_at_relay(provider: &Provider) -> String {
     let (namespace, name) = key(provider);
     if relay_key(provider).0 == namespace { name } else { format!("{name}.{namespace}") }

@@ -24,8 +24,8 @@ pub fn with_mode(options: &mut OpenOptions, mode: u32) -> &mut OpenOptions {
     }
 }
 
-/// Creates a file that only its owner may access, in place of one that a crash may have left behind. It is always a new one, so
-/// that its mode is right and a link is not followed.
+/// Creates a file that only its owner may access, in place of one that a crash may have left behind. It is always a new
+/// one, so that its mode is right and a link is not followed.
 pub fn create_private(path: &Path) -> io::Result<File> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -34,8 +34,9 @@ pub fn create_private(path: &Path) -> io::Result<File> {
     with_mode(OpenOptions::new().write(true).create_new(true), OWNER_ONLY).open(path)
 }
 
-/// Replaces a file by a new one that only its owner may access, up to and including the rename; [`sync_folder`] makes that
-/// survive a crash. `temporary` is in the same folder. Returns the new size, in bytes. After an error the old file is unchanged.
+/// Replaces a file by a new one that only its owner may access, up to and including the rename; [`sync_folder`] makes
+/// that survive a crash. `temporary` is in the same folder. Returns the new size, in bytes. After an error the old file
+/// is unchanged.
 pub fn replace_private(
     path: &Path,
     temporary: &Path,

@@ -1,7 +1,7 @@
 //! The destination of log lines: standard error, or the file of a Windows service, which has no standard error.
 //!
-//! A thread of its own writes them. A reader of standard error that stops reading, such as a pager or a stuck log collector, thus
-//! never stops the program: lines wait for it, and are dropped and counted once too many wait.
+//! A thread of its own writes them. A reader of standard error that stops reading, such as a pager or a stuck log
+//! collector, thus never stops the program: lines wait for it, and are dropped and counted once too many wait.
 //!
 //! The log rotates its file itself: a full file becomes `NAME.1` and replaces the previous one.
 
@@ -37,8 +37,8 @@ pub fn to_file(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Starts the thread that writes log lines, and returns the constructor of a line's writer. [`finish`] must be called before the program
-/// ends.
+/// Starts the thread that writes log lines, and returns the constructor of a line's writer. [`finish`] must be called
+/// before the program ends.
 pub fn start() -> fn() -> LineWriter {
     LINES.begin();
     let started = thread::Builder::new().name("log".to_owned()).spawn(|| LINES.write_to(Destination));

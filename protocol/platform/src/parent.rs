@@ -1,7 +1,7 @@
 //! A parent process that runs this program as one of its parts over pipes, as `modelrelay up` does.
 //!
-//! Windows has no signal that reaches a single child, so signals are not used for it. Pipes work the same way everywhere, and they
-//! close even when the parent is killed:
+//! Windows has no signal that reaches a single child, so signals are not used for it. Pipes work the same way
+//! everywhere, and they close even when the parent is killed:
 //! - The end of standard input requests a stop, as SIGTERM does.
 //! - The line [`READY`] on standard output reports that the start is complete. The log goes to standard error.
 

@@ -66,8 +66,8 @@ pub struct InstallArgs {
     /// Log file [default: the configuration file's name with the extension .log]
     #[arg(long, value_name = "FILE")]
     pub log: Option<PathBuf>,
-    /// Account to run as, without a password, such as "NT AUTHORITY\LocalService"; it must be able to read the configuration and
-    /// the files named there, and to write the log [default: LocalSystem]
+    /// Account to run as, without a password, such as "NT AUTHORITY\LocalService"; it must be able to read the
+    /// configuration and the files named there, and to write the log [default: LocalSystem]
     #[arg(long, value_name = "NAME")]
     pub account: Option<OsString>,
     /// More flags for the program; other users can read them, so put secrets into files

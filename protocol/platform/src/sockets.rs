@@ -22,7 +22,8 @@ pub fn watch_peer(socket: &SockRef<'_>) {
     if let Err(error) = socket.set_tcp_keepalive(&keep_alive) {
         debug!(%error, "cannot set TCP keep-alive");
     }
-    // The kernel sends no keep-alive probes while data is unacknowledged; it would retransmit that for about 15 minutes.
+    // The kernel sends no keep-alive probes while data is unacknowledged; it would retransmit that for about 15
+    // minutes.
     #[cfg(target_os = "linux")]
     if let Err(error) = socket.set_tcp_user_timeout(Some(PROBE_INTERVAL * (PROBES + 1))) {
         debug!(%error, "cannot set TCP_USER_TIMEOUT");
@@ -32,8 +33,8 @@ pub fn watch_peer(socket: &SockRef<'_>) {
 /// The connections that the kernel holds until they are accepted, where no crowd arrives at once.
 pub const BACKLOG: i32 = 1024;
 
-/// Listens on `address`. `[::]` accepts IPv4 too, and stands for `0.0.0.0` on a system without IPv6, so that one setting fits
-/// every cluster.
+/// Listens on `address`. `[::]` accepts IPv4 too, and stands for `0.0.0.0` on a system without IPv6, so that one
+/// setting fits every cluster.
 pub fn listen(address: SocketAddr, backlog: i32) -> io::Result<tokio::net::TcpListener> {
     tokio::net::TcpListener::from_std(listen_std(address, backlog)?)
 }
@@ -52,8 +53,8 @@ fn bind(address: SocketAddr, open: impl Fn(Domain) -> io::Result<Socket>) -> io:
         Err(error) if is_every_address => return bind_ipv4(address.port(), &error, open),
         opened => opened?,
     };
-    // Otherwise the port of a program that just ended could not be used for a minute. On Windows it can, and this option would
-    // let other programs use it at the same time.
+    // Otherwise the port of a program that just ended could not be used for a minute. On Windows it can, and this
+    // option would let other programs use it at the same time.
     socket.set_reuse_address(cfg!(unix))?;
     if is_every_address {
         socket.set_only_v6(false)?;

@@ -1,11 +1,12 @@
-//! Removes the usage that only the relay requested from a chat stream: the event that [`UsageFilter`] drops has no choices and the
-//! usage of the whole response. Every other byte passes.
+//! Removes the usage that only the relay requested from a chat stream: the event that [`UsageFilter`] drops has no
+//! choices and the usage of the whole response. Every other byte passes.
 //!
-//! Complete events, comments and empty lines pass at once. Only the beginning of an event is held, up to [`MAX_HELD_BYTES`]; a longer
-//! event passes, whatever it contains. These bytes are a copy outside the relay's memory budget: at most 16 KiB for each stream whose
-//! usage the relay requested, and only while an event is incomplete.
+//! Complete events, comments and empty lines pass at once. Only the beginning of an event is held, up to
+//! [`MAX_HELD_BYTES`]; a longer event passes, whatever it contains. These bytes are a copy outside the relay's memory
+//! budget: at most 16 KiB for each stream whose usage the relay requested, and only while an event is incomplete.
 //!
-//! The result does not depend on how the stream is cut into pieces, unless one stream ends some lines with CR and others with CRLF.
+//! The result does not depend on how the stream is cut into pieces, unless one stream ends some lines with CR and
+//! others with CRLF.
 
 use bytes::{Bytes, BytesMut};
 use memchr::memchr2;
@@ -45,7 +46,8 @@ struct Cursor {
 /// A part of a stream that passes or is dropped as a whole.
 struct Part {
     end: usize,
-    /// True for an event with all its bytes; false for a comment, an empty line, and the end of an event that was too long.
+    /// True for an event with all its bytes; false for a comment, an empty line, and the end of an event that was too
+    /// long.
     is_event: bool,
 }
 

@@ -450,8 +450,8 @@ pub struct Homes {
     /// New and changed conversations, the oldest first: each one's key, and the bytes of its last request's body.
     #[serde(default)]
     pub homes: Vec<(ConversationKey, u64)>,
-    /// Bytes of other relays' requests of whose responses no byte has come, less those that a former request of the same
-    /// conversation had. Absolute.
+    /// Bytes of other relays' requests of whose responses no byte has come, less those that a former request of the
+    /// same conversation had. Absolute.
     #[serde(default)]
     pub backlog: u64,
 }

@@ -55,8 +55,8 @@ impl FoundDetails {
         Self { is_responses, ..Self::default() }
     }
 
-    /// True if this event must be parsed: it is one of the first, or it ends a choice. Chat events without a finish reason
-    /// contain it as `null`.
+    /// True if this event must be parsed: it is one of the first, or it ends a choice. Chat events without a finish
+    /// reason contain it as `null`.
     pub(super) fn wants_event(&mut self, json: &[u8]) -> bool {
         if self.model.is_none() && self.first_events < MAX_FIRST_EVENTS {
             self.first_events += 1;

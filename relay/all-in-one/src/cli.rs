@@ -1,4 +1,5 @@
-//! The command line of `modelrelay`, with those of relay and worker in it, so that help, completions and manual pages cover all.
+//! The command line of `modelrelay`, with those of relay and worker in it, so that help, completions and manual pages
+//! cover all.
 
 use std::convert::Infallible;
 use std::ffi::OsString;

@@ -1,7 +1,7 @@
 //! `modelrelay`: relay and worker in one program, and `up`, which runs both on this machine.
 //!
-//! It composes the libraries of the two programs. `modelrelay relay …` takes the command line of `modelrelay-relay`, and so does
-//! the program under that name; likewise for the worker.
+//! It composes the libraries of the two programs. `modelrelay relay …` takes the command line of `modelrelay-relay`,
+//! and so does the program under that name; likewise for the worker.
 
 mod cli;
 mod select;

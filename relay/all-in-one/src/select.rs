@@ -51,7 +51,8 @@ impl Program {
     }
 }
 
-/// Takes a command line apart. A word wins over the name of the file, because a program starts itself again by its word.
+/// Takes a command line apart. A word wins over the name of the file, because a program starts itself again by its
+/// word.
 pub(crate) fn selected(mut words: Vec<OsString>) -> Selection {
     let is_part = words.get(1).is_some_and(|word| word == PART);
     if is_part {

@@ -1,8 +1,9 @@
-//! `modelrelay up`: finds an inference server or starts the demo backend, starts relay and worker, and prints how to use them.
+//! `modelrelay up`: finds an inference server or starts the demo backend, starts relay and worker, and prints how to
+//! use them.
 //!
-//! Relay, worker and demo backend are processes of this same program, so that each keeps its own settings, log and drain. The first
-//! signal stops them in order, which finishes running responses; the second one kills them. If one of them ends by itself, the rest
-//! is stopped too.
+//! Relay, worker and demo backend are processes of this same program, so that each keeps its own settings, log and
+//! drain. The first signal stops them in order, which finishes running responses; the second one kills them. If one of
+//! them ends by itself, the rest is stopped too.
 
 mod greeting;
 mod parts;

@@ -1,5 +1,5 @@
-//! Orders to multiplexers: load, unload, pin and unpin a model. The worker alone decides which models are loaded, and may
-//! reject an order.
+//! Orders to multiplexers: load, unload, pin and unpin a model. The worker alone decides which models are loaded, and
+//! may reject an order.
 
 use std::sync::Arc;
 use std::time::Instant;

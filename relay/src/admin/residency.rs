@@ -65,7 +65,8 @@ pub(super) fn gates(worker: &WorkerState) -> Value {
     gates.iter().map(gate).collect()
 }
 
-/// The places of a model, by any of its names: each slot that can hold it, and whether its worker accepts requests for it.
+/// The places of a model, by any of its names: each slot that can hold it, and whether its worker accepts requests for
+/// it.
 pub(super) fn of_model(model: &str, workers: &[WorkerState]) -> Vec<Value> {
     let mut residency = Vec::new();
     for worker in workers.iter().filter(|worker| worker.link.info.slots1) {

@@ -63,8 +63,8 @@ pub(super) struct Wanted {
     residency: bool,
 }
 
-/// `GET /admin/state`: one snapshot for machines. Large parts are left out, or included only on request: it is read every
-/// few seconds, and its readers bound its size.
+/// `GET /admin/state`: one snapshot for machines. Large parts are left out, or included only on request: it is read
+/// every few seconds, and its readers bound its size.
 pub(super) async fn state(State(relay): State<Arc<Relay>>, wanted: Result<Query<Wanted>, QueryRejection>) -> Response {
     let Ok(Query(Wanted { residency })) = wanted else {
         let why = "residency must be true or false";
@@ -170,8 +170,8 @@ fn provider(relay: &Relay, provider: &Provider, with_residency: bool) -> Value {
     })
 }
 
-/// The requests and tokens of a provider since the relay's start. Its time is to the second, because it is computed for each
-/// response.
+/// The requests and tokens of a provider since the relay's start. Its time is to the second, because it is computed for
+/// each response.
 fn usage(relay: &Relay, provider: &Provider) -> Value {
     let (stats, now) = (provider.series.stats(), SystemTime::now());
     let since = now.checked_sub(relay.shared.started_at.elapsed()).unwrap_or(now);

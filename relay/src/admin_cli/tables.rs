@@ -212,8 +212,8 @@ pub(super) fn table(names: &[&str], rows: impl Iterator<Item = Vec<String>>) -> 
     [&head].into_iter().chain(&rows).map(line).collect()
 }
 
-/// Formats a value; null becomes a dash. Control characters are replaced, because names come from other machines and must not
-/// control the terminal.
+/// Formats a value; null becomes a dash. Control characters are replaced, because names come from other machines and
+/// must not control the terminal.
 pub(super) fn word(value: &Value) -> String {
     match value {
         Value::String(text) => marked(text),

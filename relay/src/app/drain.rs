@@ -1,8 +1,8 @@
 //! The orderly shutdown: not ready, all requests of open connections completed, workers notified, sockets closed.
 //!
-//! Clients keep connections, and cannot know that a relay is shutting down. So the relay serves what arrives on connections
-//! that were open before, ends each with its next response, and closes the idle ones after a while. Workers are notified when no
-//! connection is left that may carry a request: from then on they accept none.
+//! Clients keep connections, and cannot know that a relay is shutting down. So the relay serves what arrives on
+//! connections that were open before, ends each with its next response, and closes the idle ones after a while. Workers
+//! are notified when no connection is left that may carry a request: from then on they accept none.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,7 +27,8 @@ impl Relay {
     pub(super) async fn drain(self: &Arc<Self>, signal: StopSignal, connections: TaskTracker) {
         let config = self.shared.config.load_full();
         info!(signal = signal.as_str(), "graceful shutdown");
-        // Without a grace period, not even for a moment: a client that has seen the relay as unready must not be accepted.
+        // Without a grace period, not even for a moment: a client that has seen the relay as unready must not be
+        // accepted.
         if !config.shutdown_grace.is_zero() {
             self.shared.enter(ProcessPhase::Grace);
             tokio::time::sleep(config.shutdown_grace).await;
@@ -74,8 +75,8 @@ impl Relay {
     /// Waits until no request is left, and no connection that may carry another one. Returns false at the deadline.
     async fn finish_requests(&self, deadline: Instant) -> bool {
         while self.wait_until(Self::expects_no_request, deadline).await {
-            // Responses that are complete here: the client may send another request when it has their last bytes, or never
-            // read them.
+            // Responses that are complete here: the client may send another request when it has their last bytes, or
+            // never read them.
             let has_changed = |relay: &Self| !relay.shared.connections.is_responding() || !relay.expects_no_request();
             let last_bytes = deadline.min(Instant::now() + LAST_BYTES);
             let has_ended = |relay: &Self| !relay.shared.connections.is_responding() && relay.expects_no_request();

@@ -20,8 +20,8 @@ use crate::settings::error::ConfigError;
 use crate::system::{open_files, shutdown};
 use crate::{admin_cli, telemetry};
 
-/// How long a thread that cannot be stopped may continue. A lookup of a collector's name with a dead DNS server takes half a
-/// minute.
+/// How long a thread that cannot be stopped may continue. A lookup of a collector's name with a dead DNS server takes
+/// half a minute.
 const LAST_BLOCKING: Duration = Duration::from_secs(2);
 
 static SERVICE: Program = Program {
@@ -69,8 +69,8 @@ fn check(args: &Args) -> ExitCode {
     }
 }
 
-/// Checks the storage of keys, which a start leaves to the first change: if keys are required, a relay that cannot store
-/// any is useless.
+/// Checks the storage of keys, which a start leaves to the first change: if keys are required, a relay that cannot
+/// store any is useless.
 fn check_keys(config: &Config) -> Result<(), ConfigError> {
     if !config.require_api_keys {
         return Ok(());
@@ -145,8 +145,8 @@ fn runtime(threads: usize) -> io::Result<Runtime> {
     }
 }
 
-/// Work that needs no wake-up of another thread is done sooner and costs less, and the kernel's share of a relay's work is
-/// as large as the relay's own: on two processors a second thread made each token a fifth more expensive.
+/// Work that needs no wake-up of another thread is done sooner and costs less, and the kernel's share of a relay's work
+/// is as large as the relay's own: on two processors a second thread made each token a fifth more expensive.
 fn default_threads() -> usize {
     (std::thread::available_parallelism().map_or(1, NonZero::get) / 2).max(1)
 }

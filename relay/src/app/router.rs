@@ -67,8 +67,8 @@ pub(super) fn router(relay: Arc<Relay>, pages: &Arc<Dashboard>, parts: ListenerR
         .with_state(relay)
 }
 
-/// The routes for the pages' test boxes if clients have a separate listener. They require a client's credentials and also a
-/// login, because this listener is for admins.
+/// The routes for the pages' test boxes if clients have a separate listener. They require a client's credentials and
+/// also a login, because this listener is for admins.
 fn test_boxes(relay: &Arc<Relay>) -> Router<Arc<Relay>> {
     Router::new()
         .route("/v1/chat/completions", post(inference::by_model).fallback(fallback::not_found))

@@ -1,7 +1,7 @@
 //! Accepts connections.
 //!
-//! `axum::serve` sets neither `TCP_NODELAY`, without which each token can wait 40 ms, nor a timer, without which a header may
-//! take indefinitely; so connections are accepted here.
+//! `axum::serve` sets neither `TCP_NODELAY`, without which each token can wait 40 ms, nor a timer, without which a
+//! header may take indefinitely; so connections are accepted here.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -52,8 +52,8 @@ pub struct Serving {
     pub tls: Option<Arc<Tls>>,
 }
 
-/// Serves `listener` until the process stops, with at most `limit` concurrent connections, which are tracked until their last
-/// byte.
+/// Serves `listener` until the process stops, with at most `limit` concurrent connections, which are tracked until
+/// their last byte.
 pub async fn serve(listener: TcpListener, serving: Serving, limit: usize, tracker: TaskTracker) {
     let places = Arc::new(Semaphore::new(limit));
     let mut phase = serving.shared.watch_phase();
@@ -76,8 +76,8 @@ pub async fn serve(listener: TcpListener, serving: Serving, limit: usize, tracke
     }
 }
 
-/// Counts an accepted connection; it carries no request if the grace period is over. Counted before the phase is read, so that a
-/// relay that begins to drain either waits for it or refuses its requests.
+/// Counts an accepted connection; it carries no request if the grace period is over. Counted before the phase is read,
+/// so that a relay that begins to drain either waits for it or refuses its requests.
 fn admit(shared: &Shared) -> ConnectionActivity {
     let activity = shared.connections.open();
     if shared.phase() >= ProcessPhase::Draining {
@@ -149,9 +149,10 @@ async fn connection(
 fn http(idle_timeout: Duration) -> http1::Builder {
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new())
-        // The time from the end of a response, or the start of the connection, to the end of the next headers: hyper has one
-        // timer for slow headers and idle connections. The default setting is longer than the 60 s for which nginx and others keep
-        // connections to the relay: if the relay closed first, their next request would be lost on the way.
+        // The time from the end of a response, or the start of the connection, to the end of the next headers: hyper
+        // has one timer for slow headers and idle connections. The default setting is longer than the 60 s for which
+        // nginx and others keep connections to the relay: if the relay closed first, their next request would be lost
+        // on the way.
         .header_read_timeout(idle_timeout)
         .max_buf_size(MAX_HEADER_BYTES)
         .max_headers(MAX_HEADERS);

@@ -1,9 +1,9 @@
 //! The response's body, as the client's connection polls it.
 //!
-//! Bytes are forwarded as they arrive. A broken event stream gets the dialect's error frame. If every client handles that
-//! frame as an error, the body then ends without the stream's terminator: a client whose connection breaks may drop the
-//! bytes that it has read, including the frame. All other broken responses are aborted: every SDK treats a body that merely
-//! ends as a success.
+//! Bytes are forwarded as they arrive. A broken event stream gets the dialect's error frame. If every client handles
+//! that frame as an error, the body then ends without the stream's terminator: a client whose connection breaks may
+//! drop the bytes that it has read, including the frame. All other broken responses are aborted: every SDK treats a
+//! body that merely ends as a success.
 
 use std::io;
 use std::pin::Pin;

@@ -56,8 +56,8 @@ impl Caller {
         Self { key: Some(key) }
     }
 
-    /// True if the caller may use a model by any of its names. A caller may use a worker's alias if it may use every model that
-    /// workers serve under it.
+    /// True if the caller may use a model by any of its names. A caller may use a worker's alias if it may use every
+    /// model that workers serve under it.
     pub fn allows_model(&self, provider: &Provider, names: &[&str]) -> bool {
         let Some(key) = &self.key else { return true };
         let allows_all_of = |name: &&str| {
@@ -68,9 +68,9 @@ impl Caller {
             && (names.iter().any(|name| key.allows_model(name)) || names.iter().any(allows_all_of))
     }
 
-    /// Rejects a model that the caller may not use. If the caller may use the name only because of the models that workers serve
-    /// under it, returns the models that its key lists: another worker, or the same one later, may serve another model under that
-    /// name.
+    /// Rejects a model that the caller may not use. If the caller may use the name only because of the models that
+    /// workers serve under it, returns the models that its key lists: another worker, or the same one later, may serve
+    /// another model under that name.
     pub fn check_model(&self, provider: &Provider, names: &[&str]) -> Result<Option<Allowed>, ApiError> {
         if !self.allows_model(provider, names) {
             return Err(forbidden());
@@ -80,8 +80,8 @@ impl Caller {
         Ok(by_meaning.map(|listed| Arc::new(listed.iter().map(|id| Model::from(id.as_str())).collect())))
     }
 
-    /// Returns the caller's error for a model that does not exist. A key that may not use the model does not learn whether it
-    /// exists.
+    /// Returns the caller's error for a model that does not exist. A key that may not use the model does not learn
+    /// whether it exists.
     pub fn hide_unknown_model(&self, model: &str, error: ApiError) -> ApiError {
         if self.key.as_ref().is_none_or(|key| key.allows_model(model)) { error } else { forbidden() }
     }
@@ -117,8 +117,8 @@ impl Caller {
         );
     }
 
-    /// Returns the key by which a request of this caller shares the workers with others, and the request's class. `None` for the
-    /// usual request without a key.
+    /// Returns the key by which a request of this caller shares the workers with others, and the request's class.
+    /// `None` for the usual request without a key.
     pub fn owner(&self, headers: &HeaderMap) -> Result<Option<Owner>, ApiError> {
         let (weight, of_key) = self.key.as_ref().map(|key| (key.weight(), key.class())).unwrap_or_default();
         let owner = Owner { key: self.key_id(), weight, class: class::of_request(headers, of_key)? };
@@ -137,7 +137,8 @@ impl Caller {
     }
 }
 
-/// Charges a request with a body of this size to its key. Other requests may have used up the key's tokens since it arrived.
+/// Charges a request with a body of this size to its key. Other requests may have used up the key's tokens since it
+/// arrived.
 pub fn charge(lease: Option<&mut KeyLease>, endpoint: Endpoint, body_bytes: usize) -> Result<(), ApiError> {
     let Some(lease) = lease else { return Ok(()) };
     lease.charge(input_estimate(endpoint, body_bytes as u64), SystemTime::now()).map_err(token_limit)
@@ -156,8 +157,8 @@ fn forbidden() -> ApiError {
     ApiError::new(ErrorKind::ModelForbidden, "this API key may not use this provider or model")
 }
 
-/// The key in a request's `Authorization: Bearer` or `x-api-key` header. If both are present, the one in the relay's format is
-/// used, or else a token for its clients; the other is for the backend.
+/// The key in a request's `Authorization: Bearer` or `x-api-key` header. If both are present, the one in the relay's
+/// format is used, or else a token for its clients; the other is for the backend.
 fn presented_key(headers: &HeaderMap, is_token: impl Fn(&str) -> bool) -> Option<&str> {
     let value = |name| text_header(headers, name);
     let bearer = value("authorization").map(bearer_token);

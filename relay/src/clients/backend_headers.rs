@@ -17,8 +17,9 @@ pub struct OwnCredentials<'a> {
     pub client_audience: &'a str,
 }
 
-/// Returns the client's headers for the backend, with repeated ones joined. The relay's own credentials are removed: keys, tokens of
-/// tenants, and an admin token that was sent to the wrong place. `further` are the names that `REQUEST_HEADERS` adds.
+/// Returns the client's headers for the backend, with repeated ones joined. The relay's own credentials are removed:
+/// keys, tokens of tenants, and an admin token that was sent to the wrong place. `further` are the names that
+/// `REQUEST_HEADERS` adds.
 pub fn backend_headers(map: &HeaderMap, own: &OwnCredentials<'_>, further: &[String]) -> BTreeMap<String, String> {
     // A token that contains a space is no single credential word.
     let is_token = |value: &str, token: &Secret| {

@@ -98,8 +98,8 @@ fn check_origin(config: &Config, headers: &HeaderMap) -> Result<(), ApiError> {
 /// cannot choose the name in `Host`, so unknown names are rejected.
 ///
 /// # Errors
-/// For a relay on loopback that requires no API key: when `Host` is a name that is neither local, nor `PUBLIC_URL`'s, nor
-/// one of `ALLOWED_HOSTS`.
+/// For a relay on loopback that requires no API key: when `Host` is a name that is neither local, nor `PUBLIC_URL`'s,
+/// nor one of `ALLOWED_HOSTS`.
 pub fn check_host(config: &Config, headers: &HeaderMap) -> Result<(), ApiError> {
     if config.require_api_keys || !config.listen_addr.ip().is_loopback() {
         return Ok(());
@@ -134,8 +134,8 @@ fn name_of(host: &str) -> &str {
     host.rsplit_once(':').map_or(host, |(name, _)| name)
 }
 
-/// True for names that cannot be registered on the internet: without a dot, or below a domain that is reserved for private
-/// use (RFC 6761, RFC 6762, RFC 8375, and ICANN for `internal`).
+/// True for names that cannot be registered on the internet: without a dot, or below a domain that is reserved for
+/// private use (RFC 6761, RFC 6762, RFC 8375, and ICANN for `internal`).
 fn is_private_name(name: &str) -> bool {
     let name = name.trim_end_matches('.').to_ascii_lowercase();
     !name.contains('.')
@@ -183,7 +183,8 @@ fn permission(config: &Config, preflight: &HeaderMap) -> Response {
     response
 }
 
-/// Lets the page that sent a request with these headers read the response or error, if `ALLOWED_ORIGINS` has its origin.
+/// Lets the page that sent a request with these headers read the response or error, if `ALLOWED_ORIGINS` has its
+/// origin.
 pub fn share(config: &Config, request: &HeaderMap, mut response: Response) -> Response {
     let headers = response.headers_mut();
     let origin = match &config.allowed_origins {

@@ -8,8 +8,9 @@ use crate::dispatch::{Class, ShareError};
 /// The header by which a client lowers the class of a request.
 const CLASS_HEADER: &str = "x-modelrelay-class";
 
-/// Returns the class of a request whose key has the class `of_key`. The header can lower it, and has no effect if it states a
-/// higher one: a client library may send the same header with every key. Of several headers, the lowest class applies.
+/// Returns the class of a request whose key has the class `of_key`. The header can lower it, and has no effect if it
+/// states a higher one: a client library may send the same header with every key. Of several headers, the lowest class
+/// applies.
 pub fn of_request(headers: &HeaderMap, of_key: Class) -> Result<Class, ApiError> {
     headers.get_all(CLASS_HEADER).iter().try_fold(of_key, |class, value| {
         let stated = value.to_str().ok().and_then(|name| name.trim().parse().ok());

@@ -48,8 +48,8 @@ impl Coding {
         if named.next().is_some() { Err(unsupported()) } else { Ok(Some(coding)) }
     }
 
-    /// Returns the decompressed body, within the budget and the limit like any other. `reservation` is that of the compressed
-    /// body.
+    /// Returns the decompressed body, within the budget and the limit like any other. `reservation` is that of the
+    /// compressed body.
     pub async fn decode(self, body: Bytes, reservation: Reservation, limit: u64) -> Result<Bytes, ApiError> {
         if body.len() < LONG_BODY_BYTES {
             return self.decode_now(&body, reservation, limit);

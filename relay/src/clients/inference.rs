@@ -37,7 +37,8 @@ use crate::telemetry::metrics::{ClientKind, Outcome};
 /// The size of a body from which it is parsed outside of the async threads; parsing this much takes half a millisecond.
 pub(super) const LONG_READ_BYTES: usize = 512 << 10;
 
-/// The time after a relay's start in which its workers reconnect: a worker pauses at most ten seconds between two attempts.
+/// The time after a relay's start in which its workers reconnect: a worker pauses at most ten seconds between two
+/// attempts.
 const STARTING: Duration = Duration::from_secs(15);
 
 /// How long a request waits during that time for a worker that lists its model, while other workers are connected.
@@ -209,8 +210,8 @@ async fn route_by_response_id(relay: &Relay, caller: &Caller, parts: &Parts, id:
     Ok(Routing { route, allowed, pin: Some(pin), conversation: FoundConversation::default(), is_streaming })
 }
 
-/// Returns the request's route. If no worker listed the model, this is an error at once, unless a fallback model is configured or
-/// the relay has just started and workers may still reconnect.
+/// Returns the request's route. If no worker listed the model, this is an error at once, unless a fallback model is
+/// configured or the relay has just started and workers may still reconnect.
 async fn find_route(relay: &Relay, caller: &Caller, named: Option<&str>, model: &str) -> Result<Route, ApiError> {
     let is_starting = relay.shared.started_at.elapsed() < STARTING && relay.providers.may_get_models(named);
     let deadline = tokio::time::Instant::now() + if is_starting { PATIENCE_WHILE_STARTING } else { Duration::ZERO };
@@ -259,7 +260,8 @@ async fn read_body(
     Ok(body)
 }
 
-/// Reads the routing fields of the body. A large body takes milliseconds, during which its thread would forward no tokens.
+/// Reads the routing fields of the body. A large body takes milliseconds, during which its thread would forward no
+/// tokens.
 async fn read_route(
     content_type: Option<&str>,
     body: &Bytes,
@@ -273,8 +275,8 @@ async fn read_route(
     reading.await.unwrap_or_else(|_| Err(ApiError::new(ErrorKind::Internal, "cannot read the request body")))
 }
 
-/// Returns a request's conversation, if it has one that matters: several workers can be chosen, or its pseudonym is shown in this
-/// trace or, if the last parameter is true, in the journal.
+/// Returns a request's conversation, if it has one that matters: several workers can be chosen, or its pseudonym is
+/// shown in this trace or, if the last parameter is true, in the journal.
 async fn conversation_of(
     route: &Route,
     endpoint: Endpoint,
@@ -324,7 +326,8 @@ async fn answer(client: &Client, ticket: Ticket) -> Response {
     }
 }
 
-/// The worker that must continue a response: the one that made it for this key, or, if the id is unknown, the only worker.
+/// The worker that must continue a response: the one that made it for this key, or, if the id is unknown, the only
+/// worker.
 async fn pin_to(relay: &Relay, route: &Route, id: &str, key: Option<&str>) -> Result<WorkerKey, ApiError> {
     match relay.shared.affinity.origin(&route.provider.name, id, Instant::now()) {
         Some(origin) if origin.is_open_to(key) => wait_for_origin(&route.provider, &origin).await,
@@ -333,8 +336,9 @@ async fn pin_to(relay: &Relay, route: &Route, id: &str, key: Option<&str>) -> Re
     }
 }
 
-/// Returns the worker that made a response for this caller, with its model; if the id is unknown, the only worker. One id may
-/// stand for responses of several providers; then the first one made among those that the caller may read is used.
+/// Returns the worker that made a response for this caller, with its model; if the id is unknown, the only worker. One
+/// id may stand for responses of several providers; then the first one made among those that the caller may read is
+/// used.
 async fn worker_of_response(
     relay: &Relay,
     id: &str,
@@ -367,8 +371,8 @@ async fn wait_for_origin(provider: &Arc<Provider>, origin: &Origin) -> Result<Wo
     }
 }
 
-/// Returns the only connected worker, for an id that the relay does not know, with a model for the request: one that the worker
-/// serves now, because such an id does not justify a swap, and that the caller may use.
+/// Returns the only connected worker, for an id that the relay does not know, with a model for the request: one that
+/// the worker serves now, because such an id does not justify a swap, and that the caller may use.
 fn sole_worker(relay: &Relay, named: Option<&str>, caller: &Caller) -> Result<(Route, WorkerKey), ApiError> {
     let providers = match named {
         Some(name) => relay.providers.named(name).into_iter().collect(),

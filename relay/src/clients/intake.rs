@@ -1,8 +1,9 @@
 //! Reads a request's body within the size limit and the memory budget.
 //!
-//! The memory of a small body is reserved when its length is announced, so that of many concurrent bodies some are read whole
-//! instead of all stopping half-way. The memory of a larger body is reserved as its bytes arrive, so that a client that announces
-//! much and sends little holds little. A body that has no room when it is announced is rejected at once.
+//! The memory of a small body is reserved when its length is announced, so that of many concurrent bodies some are read
+//! whole instead of all stopping half-way. The memory of a larger body is reserved as its bytes arrive, so that a
+//! client that announces much and sends little holds little. A body that has no room when it is announced is rejected
+//! at once.
 
 use std::time::Duration;
 
@@ -22,8 +23,8 @@ const FIRST_BYTE_TIMEOUT: Duration = Duration::from_secs(10);
 /// The longest pause within a body.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The lowest rate of a body after its first minute, in bytes per second (128 kbit/s). Without it, a few thousand clients that
-/// send a byte now and then would leave no connections for others.
+/// The lowest rate of a body after its first minute, in bytes per second (128 kbit/s). Without it, a few thousand
+/// clients that send a byte now and then would leave no connections for others.
 const MIN_BYTES_PER_SEC: u64 = 16 << 10;
 
 /// The number of bytes that are reserved at a time.

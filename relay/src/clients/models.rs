@@ -1,6 +1,6 @@
-//! `GET /v1/models`, served by the relay itself: one object that both APIs' SDKs can list. In addition to its name, a model
-//! has the limits and capabilities that its workers report, which agents use to configure themselves; `GET /props` has the
-//! context length alone.
+//! `GET /v1/models`, served by the relay itself: one object that both APIs' SDKs can list. In addition to its name, a
+//! model has the limits and capabilities that its workers report, which agents use to configure themselves; `GET
+//! /props` has the context length alone.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -60,8 +60,8 @@ pub struct PropsQuery {
     model: Option<String>,
 }
 
-/// `GET /props`, in the format of a llama-server with several models. Without `model`, the context length is the smallest
-/// of all.
+/// `GET /props`, in the format of a llama-server with several models. Without `model`, the context length is the
+/// smallest of all.
 pub async fn props(
     State(relay): State<Arc<Relay>>,
     wanted: Result<Query<PropsQuery>, QueryRejection>,

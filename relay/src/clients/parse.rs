@@ -1,7 +1,8 @@
-//! The parts of a request that the relay reads: the model, whether a stream is requested, and which response it continues.
+//! The parts of a request that the relay reads: the model, whether a stream is requested, and which response it
+//! continues.
 //!
-//! Nothing else is validated, and no tree is built: the body is scanned once, and forwarded byte for byte, except for the
-//! changes in [`rewrite`](super::rewrite).
+//! Nothing else is validated, and no tree is built: the body is scanned once, and forwarded byte for byte, except for
+//! the changes in [`rewrite`](super::rewrite).
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -51,8 +52,8 @@ impl Routed {
     }
 }
 
-/// Parses a body by its content type: JSON, or a multipart form with a `model` field. A body that names no model means the
-/// default one.
+/// Parses a body by its content type: JSON, or a multipart form with a `model` field. A body that names no model means
+/// the default one.
 pub fn parse(content_type: Option<&str>, body: &[u8], default: Option<&str>) -> Result<Routed, ApiError> {
     match content_type.and_then(multipart::boundary) {
         Some(boundary) => parse_form(&boundary, body, default),

@@ -1,5 +1,5 @@
-//! The two changes that the relay makes to a request's body: the model's name in place of an alias, and the request for the usage of a
-//! stream. The copy is charged to the memory budget like the original, which is dropped.
+//! The two changes that the relay makes to a request's body: the model's name in place of an alias, and the request for
+//! the usage of a stream. The copy is charged to the memory budget like the original, which is dropped.
 
 use bytes::Bytes;
 use http::request::Parts;
@@ -28,8 +28,8 @@ pub fn rename(
     Ok(reservation.hold(parse::with_model(body, routed, model)))
 }
 
-/// Makes the body of a stream request its usage. Returns true if it did not before, so that the client does not expect it. If the larger
-/// body does not fit, it stays, and the usage is estimated.
+/// Makes the body of a stream request its usage. Returns true if it did not before, so that the client does not expect
+/// it. If the larger body does not fit, it stays, and the usage is estimated.
 pub async fn request_usage(relay: &Relay, (caller, parts): (&Caller, &Parts), body: &mut Bytes) -> bool {
     let config = relay.shared.config.load();
     if !config.request_usage || !ROUTES.contains(&parts.uri.path()) {

@@ -1,7 +1,7 @@
 //! Clients that present the token of their Pod's ServiceAccount instead of an API key.
 //!
-//! A token becomes the key of its tenant, and everything behind it treats the request as one with a key. Only a token that the cluster
-//! has not reviewed lately makes its request wait; no other client waits for it.
+//! A token becomes the key of its tenant, and everything behind it treats the request as one with a key. Only a token
+//! that the cluster has not reviewed lately makes its request wait; no other client waits for it.
 
 use std::net::IpAddr;
 use std::sync::Arc;

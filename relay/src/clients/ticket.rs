@@ -1,7 +1,7 @@
 //! A request's ticket in the relay, held by its handler or its response.
 //!
-//! Dropping it is the cancellation: hyper drops the handler or the body when the client is gone, and everything below ends
-//! with it. It also counts and logs the request once, however it ended.
+//! Dropping it is the cancellation: hyper drops the handler or the body when the client is gone, and everything below
+//! ends with it. It also counts and logs the request once, however it ended.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};

@@ -1,7 +1,7 @@
 //! The request for usage that the relay adds to the body of a stream: `"stream_options":{"include_usage":true}`.
 //!
-//! Backends report the usage of a stream only if its body contains that. The relay needs it to charge limits of tokens exactly.
-//! Every other byte of the body stays.
+//! Backends report the usage of a stream only if its body contains that. The relay needs it to charge limits of tokens
+//! exactly. Every other byte of the body stays.
 
 use std::ops::Range;
 
@@ -19,8 +19,8 @@ pub struct Edit {
 }
 
 impl Edit {
-    /// Returns the change that makes the JSON body of a stream request usage. `None` if it does already, or if backends could read
-    /// its options in different ways: if a field occurs twice or in a different case, or has another type.
+    /// Returns the change that makes the JSON body of a stream request usage. `None` if it does already, or if backends
+    /// could read its options in different ways: if a field occurs twice or in a different case, or has another type.
     pub fn of(body: &[u8]) -> Option<Self> {
         let body_start = body.iter().position(|byte| *byte == b'{')? + 1;
         let request = Member::find(body, "stream_options").ok()?;

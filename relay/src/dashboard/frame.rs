@@ -1,7 +1,7 @@
 //! The state that the dashboard shows at one moment, and the changes since another.
 //!
-//! Each part is stored as the text that is sent, so that a part has changed exactly if its text has. Times are points in
-//! time, to the second: an age would change in every frame.
+//! Each part is stored as the text that is sent, so that a part has changed exactly if its text has. Times are points
+//! in time, to the second: an age would change in every frame.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -38,7 +38,8 @@ pub(super) struct Frame {
     workers: Parts,
     requests: Parts,
     requests_total: usize,
-    /// The positions of those that wait, as an object. Each one that is sent changes many, so they are not in `requests`.
+    /// The positions of those that wait, as an object. Each one that is sent changes many, so they are not in
+    /// `requests`.
     positions: String,
     /// The newest point of the history.
     point: Option<Arc<Point>>,

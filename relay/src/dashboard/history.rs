@@ -155,8 +155,8 @@ pub(crate) async fn record(dashboard: Weak<Dashboard>) {
     loop {
         tokio::time::sleep(INTERVAL).await;
         let Some(dashboard) = dashboard.upgrade() else { return };
-        // With ten thousand workers this takes a while, during which a runtime thread would forward no tokens. After a failure, a
-        // point is missing.
+        // With ten thousand workers this takes a while, during which a runtime thread would forward no tokens. After a
+        // failure, a point is missing.
         let _ = blocking::run(move || {
             let providers = dashboard.relay.providers.all();
             let point = |provider: &Arc<Provider>| {

@@ -1,7 +1,7 @@
 //! The live data of open pages: a snapshot, and then the changes.
 //!
-//! One task collects the data for all pages, once a second and only while a page is open. So a hundred pages cost as much
-//! as one, and without a page there is no cost.
+//! One task collects the data for all pages, once a second and only while a page is open. So a hundred pages cost as
+//! much as one, and without a page there is no cost.
 
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -27,8 +27,8 @@ use crate::system::blocking;
 const INTERVAL: Duration = Duration::from_secs(1);
 /// The longest time without a message, even if nothing has changed.
 const HEARTBEAT: Duration = Duration::from_secs(15);
-/// The least pause after a frame, as a multiple of the time that the frame took. Frames take long with very many workers, and are
-/// then less frequent.
+/// The least pause after a frame, as a multiple of the time that the frame took. Frames take long with very many
+/// workers, and are then less frequent.
 const PAUSE_FACTOR: u32 = 10;
 /// The most changes that a page may be behind; a page that is further behind starts again with a snapshot.
 const BACKLOG: usize = 16;

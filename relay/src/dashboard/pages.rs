@@ -10,7 +10,8 @@ use http::header::{CACHE_CONTROL, CONTENT_TYPE, ETAG, IF_NONE_MATCH};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use modelrelay_protocol::config_hash::content_hash;
 
-/// The pages' content security policy: they may load only the relay's own files, run no inline code, and appear in no frame.
+/// The pages' content security policy: they may load only the relay's own files, run no inline code, and appear in no
+/// frame.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; \
                       font-src 'self'; form-action 'none'; frame-ancestors 'none'; base-uri 'none'";
 

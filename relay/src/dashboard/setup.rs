@@ -111,8 +111,9 @@ fn listen_with(is_their_own: bool, port: u16) -> String {
     format!("{}=0.0.0.0:{port}", if is_their_own { "WORKER_LISTEN_ADDR" } else { "LISTEN_ADDR" })
 }
 
-/// The address at which a worker on another machine may reach this relay, as far as this machine knows; `None` if it does
-/// not. Not over TLS, where the name matters, and not in a container, whose addresses are not reachable from outside.
+/// The address at which a worker on another machine may reach this relay, as far as this machine knows; `None` if it
+/// does not. Not over TLS, where the name matters, and not in a container, whose addresses are not reachable from
+/// outside.
 fn network_url(dashboard: &Dashboard) -> Option<String> {
     if dashboard.relay.tls.is_some() || is_in_container() {
         return None;
@@ -126,7 +127,8 @@ fn is_in_container() -> bool {
     std::env::var_os("KUBERNETES_SERVICE_HOST").is_some() || signs.iter().any(|sign| Path::new(sign).exists())
 }
 
-/// The address of a listener; for one on all addresses, the source address of this machine's connections to the internet.
+/// The address of a listener; for one on all addresses, the source address of this machine's connections to the
+/// internet.
 fn network_ip(listener: IpAddr) -> Option<IpAddr> {
     if !listener.is_unspecified() {
         return Some(listener).filter(|ip| !ip.is_loopback());

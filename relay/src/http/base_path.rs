@@ -1,7 +1,7 @@
 //! The path of `PUBLIC_URL`, below which a reverse proxy serves the relay, such as `/llm` of `https://host/llm`.
 //!
-//! Some proxies strip this path from the requests that they pass on, others keep it. The relay strips a path that was kept before it
-//! routes the request, so that no route, log line or limit knows of it.
+//! Some proxies strip this path from the requests that they pass on, others keep it. The relay strips a path that was
+//! kept before it routes the request, so that no route, log line or limit knows of it.
 
 use http::Request;
 
@@ -32,7 +32,8 @@ pub fn strip<B>(base: &str, request: &mut Request<B>) {
     }
 }
 
-/// The rest of a path that begins with all segments of `base`. A path that is a route already is none: a proxy stripped its base.
+/// The rest of a path that begins with all segments of `base`. A path that is a route already is none: a proxy stripped
+/// its base.
 fn below<'a>(base: &str, path: &'a str) -> Option<&'a str> {
     let rest = path.strip_prefix(base)?;
     match rest {

@@ -17,9 +17,9 @@ pub(crate) async fn read_small(body: Body, max_bytes: usize) -> Option<Bytes> {
     Limited::new(body, max_bytes).collect().await.ok().map(Collected::to_bytes)
 }
 
-/// Reads the rest of a body and drops it, so that a client that is still sending can read the error response: closing the
-/// connection while the client writes would reset it and lose the response. Bytes and time are limited. The body of a client that
-/// waits for `100 Continue` (`Expect: 100-continue`) is not read, because reading would request it.
+/// Reads the rest of a body and drops it, so that a client that is still sending can read the error response: closing
+/// the connection while the client writes would reset it and lose the response. Bytes and time are limited. The body of
+/// a client that waits for `100 Continue` (`Expect: 100-continue`) is not read, because reading would request it.
 pub fn discard(headers: &HeaderMap, mut body: Body) {
     if body.is_end_stream() || headers.contains_key(http::header::EXPECT) {
         return;

@@ -52,8 +52,8 @@ impl Client {
         response
     }
 
-    /// An error response to a request that reaches no provider, with its line in the log. A path may contain anything, so
-    /// only the route is logged.
+    /// An error response to a request that reaches no provider, with its line in the log. A path may contain anything,
+    /// so only the route is logged.
     pub fn refuse(&self, method: &Method, uri: &Uri, error: &ApiError) -> Response {
         tracing::info!(
             target: PER_REQUEST,

@@ -28,8 +28,8 @@ const MAX_SHOWN_CHARS: usize = 256;
 const ALLOWED: &str = "name, providers, models, expires_at, max_in_flight, max_queue_percent, tokens_per_minute, \
     tokens_per_day, weight, class";
 
-/// The fields of a request's JSON object, in its order; [`KeyEdits`] and [`NewKey`] validate them. Its text lists them for
-/// the audit log.
+/// The fields of a request's JSON object, in its order; [`KeyEdits`] and [`NewKey`] validate them. Its text lists them
+/// for the audit log.
 #[derive(Debug, Clone, PartialEq)]
 pub struct KeyFields(Vec<(String, Value)>);
 

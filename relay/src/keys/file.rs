@@ -1,10 +1,11 @@
 //! API keys in a JSON file (`API_KEYS_FILE`) that survives a crash at any point.
 //!
-//! Each change writes a whole new file next to the old one, syncs it, renames it over the old one, and syncs the folder:
-//! after any failure, a reader sees either the old keys or the new ones. Memory follows the disk, never the reverse, so a
-//! full disk causes an error for an admin but loses no key. A file that cannot be parsed is never overwritten. Before each
-//! change the file is read again: a key that another writer added (a second relay, an operator) is adopted, not lost. The
-//! regular [`KeyStore::flush`] reads it too, so that a key revoked elsewhere is rejected here within a minute.
+//! Each change writes a whole new file next to the old one, syncs it, renames it over the old one, and syncs the
+//! folder: after any failure, a reader sees either the old keys or the new ones. Memory follows the disk, never the
+//! reverse, so a full disk causes an error for an admin but loses no key. A file that cannot be parsed is never
+//! overwritten. Before each change the file is read again: a key that another writer added (a second relay, an
+//! operator) is adopted, not lost. The regular [`KeyStore::flush`] reads it too, so that a key revoked elsewhere is
+//! rejected here within a minute.
 
 use std::fs;
 use std::io::{self, Write};
@@ -42,8 +43,8 @@ struct FileState {
 }
 
 impl FileKeyStore {
-    /// Reads the file; a missing one is empty. Revoked keys are kept for `revoked_kept`, or indefinitely. An error names the
-    /// file and the problem.
+    /// Reads the file; a missing one is empty. Revoked keys are kept for `revoked_kept`, or indefinitely. An error
+    /// names the file and the problem.
     pub fn open(path: &Path, revoked_kept: Option<Duration>) -> Result<Self, KeyStoreError> {
         // A link is followed now: a rename over it would replace the link, not its target.
         let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
@@ -53,8 +54,8 @@ impl FileKeyStore {
     }
 }
 
-/// Reads the keys as a start does, and creates and removes a file as a change does: an error states why keys could not be
-/// stored.
+/// Reads the keys as a start does, and creates and removes a file as a change does: an error states why keys could not
+/// be stored.
 pub fn check(path: &Path) -> Result<(), KeyStoreError> {
     let store = FileKeyStore::open(path, None)?;
     let path = &store.shared.path;
@@ -97,8 +98,8 @@ impl KeyStore for FileKeyStore {
 }
 
 impl FileKeyStore {
-    /// Runs a change on a thread that may block, because a disk may take seconds. Once started, it is completed even if its
-    /// future is dropped.
+    /// Runs a change on a thread that may block, because a disk may take seconds. Once started, it is completed even if
+    /// its future is dropped.
     fn run<T: Send + 'static>(
         &self,
         change: impl FnOnce(&FileState) -> Result<T, KeyStoreError> + Send + 'static,
@@ -162,8 +163,8 @@ impl FileState {
         Ok(())
     }
 
-    /// Applies `edit` to the merged keys of file and memory. `edit` returns whether it changed anything; only then is the
-    /// file written. Memory adopts the state of the disk.
+    /// Applies `edit` to the merged keys of file and memory. `edit` returns whether it changed anything; only then is
+    /// the file written. Memory adopts the state of the disk.
     fn change<T>(
         &self,
         edit: impl FnOnce(&mut Vec<KeyRecord>) -> Result<(bool, T), KeyStoreError>,
@@ -183,8 +184,8 @@ impl FileState {
         Ok(answer)
     }
 
-    /// The keys of the file, with this process's times of last use. Without a file, the keys in memory, so that a deleted
-    /// file is restored.
+    /// The keys of the file, with this process's times of last use. Without a file, the keys in memory, so that a
+    /// deleted file is restored.
     fn merged(&self, stored: Option<Vec<KeyRecord>>) -> Vec<KeyRecord> {
         let known = self.keys.load();
         let Some(mut stored) = stored else { return known.records() };

@@ -4,8 +4,8 @@ use sha2::{Digest, Sha256};
 
 use super::KEY_PREFIX;
 
-/// The alphabet has no `-`, which separates the parts of the key, and no characters that are easily confused: 32, so that
-/// each is five random bits.
+/// The alphabet has no `-`, which separates the parts of the key, and no characters that are easily confused: 32, so
+/// that each is five random bits.
 const ALPHABET: &[u8; 32] = b"abcdefghijkmnpqrstuvwxyz23456789";
 /// 60 bits, so that ids do not collide.
 const ID_CHARS: usize = 12;

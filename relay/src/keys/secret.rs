@@ -1,14 +1,15 @@
 //! API keys in a Kubernetes Secret (`API_KEYS_SECRET`) that several relays share.
 //!
-//! The relay reads the Secret at its mount (`API_KEYS_FILE`), each second and by content like the configuration, so that
-//! the check of a key never depends on the API server. It writes through the API server: it reads, changes, and writes only
-//! if there was no other write meanwhile; otherwise it starts again. Two relays can therefore both create keys and lose
-//! none, and a time of last use from a relay that has not seen a revocation yet cannot undo it.
+//! The relay reads the Secret at its mount (`API_KEYS_FILE`), each second and by content like the configuration, so
+//! that the check of a key never depends on the API server. It writes through the API server: it reads, changes, and
+//! writes only if there was no other write meanwhile; otherwise it starts again. Two relays can therefore both create
+//! keys and lose none, and a time of last use from a relay that has not seen a revocation yet cannot undo it.
 //!
-//! The mount lags behind the Secret by up to a minute, so this relay's keys may be newer. If the mount lacks known keys, either
-//! it is old, or the keys were removed from the Secret: the relay queries the API server in the background. Until then every
-//! known key stays valid; a revocation is in effect as soon as it is seen anywhere, and permanently. The same applies to a mount
-//! with an earlier revision of a key: until the API server has responded, the latest known revision stays in effect.
+//! The mount lags behind the Secret by up to a minute, so this relay's keys may be newer. If the mount lacks known
+//! keys, either it is old, or the keys were removed from the Secret: the relay queries the API server in the
+//! background. Until then every known key stays valid; a revocation is in effect as soon as it is seen anywhere, and
+//! permanently. The same applies to a mount with an earlier revision of a key: until the API server has responded, the
+//! latest known revision stays in effect.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -71,7 +72,8 @@ struct Draft {
 }
 
 impl Draft {
-    /// The size of the Secret's values, in bytes, with room for the times of last use and of revocation that keys will get.
+    /// The size of the Secret's values, in bytes, with room for the times of last use and of revocation that keys will
+    /// get.
     fn size(&self) -> Result<usize, KeyStoreError> {
         let mut largest = self.records.clone();
         for record in &mut largest {
@@ -91,8 +93,8 @@ enum AttemptError {
 }
 
 impl SecretKeyStore {
-    /// Reads the mounted keys, none if nothing is mounted yet, and follows them until the store is dropped. Does not call
-    /// the API server. Revoked keys are kept for `revoked_kept`, or indefinitely. Needs a tokio runtime.
+    /// Reads the mounted keys, none if nothing is mounted yet, and follows them until the store is dropped. Does not
+    /// call the API server. Revoked keys are kept for `revoked_kept`, or indefinitely. Needs a tokio runtime.
     pub fn open(mount: &Path, access: ClusterAccess, revoked_kept: Option<Duration>) -> Result<Self, KeyStoreError> {
         let mut watch = FileWatch::new(mount, MAX_SECRET_BYTES as u64);
         let records = match watch.poll() {
@@ -206,8 +208,8 @@ impl SecretState {
         .await
     }
 
-    /// Writes times of last use only if they are a whole interval ahead of the stored ones. Of several relays that all see
-    /// a key used, or one to forget, the first one writes and the others have nothing to do.
+    /// Writes times of last use only if they are a whole interval ahead of the stored ones. Of several relays that all
+    /// see a key used, or one to forget, the first one writes and the others have nothing to do.
     async fn flush(&self) -> Result<(), KeyStoreError> {
         let (keys, now) = (self.keys.load_full(), SystemTime::now());
         let is_pending = |key: &Arc<Key>| {
@@ -234,8 +236,8 @@ impl SecretState {
         Ok(())
     }
 
-    /// Applies `edit` to the present keys of the Secret. `edit` returns whether anything must be written, and may be called
-    /// again with newer keys.
+    /// Applies `edit` to the present keys of the Secret. `edit` returns whether anything must be written, and may be
+    /// called again with newer keys.
     async fn change<T>(
         &self,
         mut edit: impl FnMut(&mut Draft) -> Result<(bool, T), KeyStoreError>,

@@ -1,9 +1,9 @@
 //! Tenants: ServiceAccounts of the cluster whose Pods call the relay with their own token instead of an API key.
 //!
-//! A tenant is part of the configuration, so no store has it, and it has no secret: the cluster verifies its token. Everything behind
-//! authentication treats it as a key: fair share, limits, usage. Its id depends on the account alone, so that it keeps its use and
-//! limits while name and settings change. All ServiceAccounts of a namespace that have no tenant of their own share that of the
-//! namespace, if it has one.
+//! A tenant is part of the configuration, so no store has it, and it has no secret: the cluster verifies its token.
+//! Everything behind authentication treats it as a key: fair share, limits, usage. Its id depends on the account alone,
+//! so that it keeps its use and limits while name and settings change. All ServiceAccounts of a namespace that have no
+//! tenant of their own share that of the namespace, if it has one.
 
 use std::sync::Arc;
 use std::time::SystemTime;

@@ -1,11 +1,11 @@
 //! Token limits of a key.
 //!
-//! `tokens_per_minute` is a bucket of so many tokens, which refills continuously, a sixtieth of the limit per second. `tokens_per_day`
-//! applies to a day in UTC.
+//! `tokens_per_minute` is a bucket of so many tokens, which refills continuously, a sixtieth of the limit per second.
+//! `tokens_per_day` applies to a day in UTC.
 //!
-//! A request is charged an estimate of its input when it is admitted, and at its end what it used instead. Its output is not known
-//! before, so it may exceed a limit; further requests are then rejected until a token is free again. The state holds what was used
-//! and not what is left, so that a changed limit applies to earlier requests too.
+//! A request is charged an estimate of its input when it is admitted, and at its end what it used instead. Its output
+//! is not known before, so it may exceed a limit; further requests are then rejected until a token is free again. The
+//! state holds what was used and not what is left, so that a changed limit applies to earlier requests too.
 
 use std::cmp::Reverse;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};

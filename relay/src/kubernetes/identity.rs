@@ -1,18 +1,19 @@
 //! Workers and clients with an identity: a projected ServiceAccount token instead of a shared secret or an API key.
 //!
-//! The cluster's API server verifies a token and its account (TokenReview, with the relay's audience for workers or the one for
-//! clients); the provider's list decides which accounts may connect, the list of tenants which ones are clients. Rules:
+//! The cluster's API server verifies a token and its account (TokenReview, with the relay's audience for workers or the
+//! one for clients); the provider's list decides which accounts may connect, the list of tenants which ones are
+//! clients. Rules:
 //!
 //! - **Made-up tokens cost the API server next to nothing.** Only tokens that could be valid are reviewed at all
-//!   ([`claims`]), each token once at a time, few in parallel, and results are cached for a while ([`reviews`]). Addresses
-//!   that failed often have a narrow lane of their own, so that they delay no other worker.
+//!   ([`claims`]), each token once at a time, few in parallel, and results are cached for a while ([`reviews`]).
+//!   Addresses that failed often have a narrow lane of their own, so that they delay no other worker.
 //! - **An unknown result is not a rejection.** Without the API server no new worker is accepted, and its error is
 //!   temporary; connected workers stay.
-//! - **A token is reviewed again while its worker is connected** ([`crate::workers::recheck`]): it ends with its Pod and its account. Its
-//!   expiry alone ends no link: the kubelet renews it long before, and the worker opens a new link with the new one. Only
-//!   if it does not do so for a while, its link is closed.
-//! - **A client presents its token with each request**, so that its result is renewed while it is in use, and stays in effect for a
-//!   while if the API server is away ([`reviews::CacheRule`]).
+//! - **A token is reviewed again while its worker is connected** ([`crate::workers::recheck`]): it ends with its Pod
+//!   and its account. Its expiry alone ends no link: the kubelet renews it long before, and the worker opens a new link
+//!   with the new one. Only if it does not do so for a while, its link is closed.
+//! - **A client presents its token with each request**, so that its result is renewed while it is in use, and stays in
+//!   effect for a while if the API server is away ([`reviews::CacheRule`]).
 
 pub mod claims;
 mod clients;
@@ -34,7 +35,8 @@ use reviews::{CacheRule, Found, Reviews};
 
 /// Reviews in parallel.
 const AT_ONCE: usize = 8;
-/// Tokens that may wait for their review: more than those of a large fleet that dials in one instant, a few seconds' worth.
+/// Tokens that may wait for their review: more than those of a large fleet that dials in one instant, a few seconds'
+/// worth.
 const WAITING: usize = 1024;
 /// The same for addresses that failed often. A pause follows each of their reviews.
 const SUSPECTS_WAITING: usize = 16;
@@ -195,10 +197,11 @@ impl Identity {
         *self.token_status() = TokenStatus::Good;
     }
 
-    /// Handles a review that rejected the token. Before the expiry, this means that the Pod or the account is gone, if the
-    /// next review rejects it too: an API server that fails to look an account up for a moment gives the same result. After
-    /// the expiry, the worker should have connected with another token. It has `grace` to do so from the time at which the
-    /// relay first sees it, not from the expiry: while the API server was away, no worker could get a new one.
+    /// Handles a review that rejected the token. Before the expiry, this means that the Pod or the account is gone, if
+    /// the next review rejects it too: an API server that fails to look an account up for a moment gives the same
+    /// result. After the expiry, the worker should have connected with another token. It has `grace` to do so from the
+    /// time at which the relay first sees it, not from the expiry: while the API server was away, no worker could get a
+    /// new one.
     fn handle_refused(&self, now: Instant, wall: SystemTime, grace: Duration) {
         let mut token_status = self.token_status();
         *token_status = match *token_status {
@@ -259,7 +262,8 @@ impl Identities {
         lock(&self.error).clone()
     }
 
-    /// Returns the known result and false, or true and the result of a review that was waited for, alone or with others.
+    /// Returns the known result and false, or true and the result of a review that was waited for, alone or with
+    /// others.
     async fn review_outcome(
         self: &Arc<Self>,
         token: &Secret,

@@ -3,8 +3,8 @@
 //! The relay stores nothing. So every relay with the same token accepts the cookie, a restart ends no login, and a new
 //! token ends them all. The browser does not store the token itself, and scripts cannot read the cookie (`HttpOnly`).
 //!
-//! Other sites: browsers do not send the cookie with their requests (`SameSite=Strict`), and a change also needs a header
-//! of the relay's own, which they cannot send without permission.
+//! Other sites: browsers do not send the cookie with their requests (`SameSite=Strict`), and a change also needs a
+//! header of the relay's own, which they cannot send without permission.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 

@@ -1,8 +1,8 @@
-//! A byte budget for everything that clients and workers can make the relay hold: request heads and bodies, response heads and
-//! bodies, and WebSocket messages that have begun.
+//! A byte budget for everything that clients and workers can make the relay hold: request heads and bodies, response
+//! heads and bodies, and WebSocket messages that have begun.
 //!
-//! Bytes are reserved before they are kept. [`Reservation::hold`] ties a reservation to its bytes, so that a body in a worker's
-//! outgoing queue stays reserved and is released when its last clone is dropped.
+//! Bytes are reserved before they are kept. [`Reservation::hold`] ties a reservation to its bytes, so that a body in a
+//! worker's outgoing queue stays reserved and is released when its last clone is dropped.
 
 mod shares;
 
@@ -16,11 +16,12 @@ use modelrelay_protocol::error::{ApiError, ErrorKind};
 
 use shares::BodyShares;
 
-/// The purpose of memory. Each purpose may use more of the budget than the one before it, so that large or waiting data never
-/// displaces small or moving data.
+/// The purpose of memory. Each purpose may use more of the budget than the one before it, so that large or waiting data
+/// never displaces small or moving data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
-    /// A large body, a message, or response bytes queued behind others that the client has not read: seven eighths of the budget.
+    /// A large body, a message, or response bytes queued behind others that the client has not read: seven eighths of
+    /// the budget.
     Bulk,
     /// A small request body: fifteen sixteenths of the budget.
     SmallBody,
@@ -123,7 +124,8 @@ impl Budget {
         self.limit.load(Ordering::Relaxed)
     }
 
-    /// The number of reserved response bytes that clients have not read. It also decides how far the windows of streams grow.
+    /// The number of reserved response bytes that clients have not read. It also decides how far the windows of streams
+    /// grow.
     pub fn unread(&self) -> u64 {
         self.unread.load(Ordering::Relaxed)
     }
@@ -197,7 +199,8 @@ impl Reservation {
         self.grow_within(self.budget.share(), bytes, purpose)
     }
 
-    /// Reserves bytes for a copy of a body that is dropped once the copy is made. Both together may exceed the client's share.
+    /// Reserves bytes for a copy of a body that is dropped once the copy is made. Both together may exceed the client's
+    /// share.
     pub fn grow_for_copy(&mut self, bytes: u64, purpose: Purpose) -> Result<(), Full> {
         self.grow_within(u64::MAX, bytes, purpose)
     }

@@ -1,9 +1,9 @@
 //! Client connections, and whether they may carry another request.
 //!
-//! A relay that drains serves the requests of connections that were open before. HTTP/1.1 has no message with which a server
-//! ends an idle connection: it closes it, and a request that the client sends at that moment is lost. So every response of
-//! a draining relay carries `Connection: close`, and a connection without a request closes only after it has been idle for
-//! a while. The shutdown waits until no connection is left that may carry a request.
+//! A relay that drains serves the requests of connections that were open before. HTTP/1.1 has no message with which a
+//! server ends an idle connection: it closes it, and a request that the client sends at that moment is lost. So every
+//! response of a draining relay carries `Connection: close`, and a connection without a request closes only after it
+//! has been idle for a while. The shutdown waits until no connection is left that may carry a request.
 
 use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -18,8 +18,9 @@ use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
 use tokio::time::Instant;
 
-/// How long a connection of a draining relay stays open without a request. Clients that send one request after the other do
-/// so within milliseconds of a response that began before the drain, and did not announce the end of the connection.
+/// How long a connection of a draining relay stays open without a request. Clients that send one request after the
+/// other do so within milliseconds of a response that began before the drain, and did not announce the end of the
+/// connection.
 pub const IDLE_LINGER: Duration = Duration::from_secs(1);
 
 /// The longest time that the head of a request may take, from its first bytes, at a draining relay.
@@ -154,8 +155,8 @@ impl ConnectionActivity {
         self.change(|_| ConnectionStage::Idle { since: Instant::now() });
     }
 
-    /// Returns how much longer a draining relay keeps the connection open without a request, at most: zero if it may close
-    /// now. `head_since`: the time since which the head of a request arrives.
+    /// Returns how much longer a draining relay keeps the connection open without a request, at most: zero if it may
+    /// close now. `head_since`: the time since which the head of a request arrives.
     pub fn linger(&self, head_since: Option<Instant>) -> Duration {
         match *self.0.stage.lock().unwrap_or_else(PoisonError::into_inner) {
             ConnectionStage::Idle { since } => {

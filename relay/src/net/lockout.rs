@@ -1,14 +1,15 @@
 //! Failed worker logins: which addresses have to wait.
 //!
-//! Five failures within a minute from one address lock it for a minute: it gets 429 with `Retry-After` in place of 401, so
-//! that a worker with a stale secret backs off and the log is not flooded.
+//! Five failures within a minute from one address lock it for a minute: it gets 429 with `Retry-After` in place of 401,
+//! so that a worker with a stale secret backs off and the log is not flooded.
 //!
 //! **A valid secret is never locked out.** Many workers share one address (a NAT, a cluster's egress), so a neighbour's
-//! stale secret must not keep them away; and a login that presents a valid secret cannot be one of the failures. The caller
-//! therefore compares the secret first and passes the outcome to [`Lockout::judge`]; the response to a *wrong* secret is
-//! the same as if the lockout had been checked first. The price: a lock does not slow an attacker who guesses. A generated
-//! secret does not need that, and a short one cannot rely on it (the configuration warns about short ones). The same holds
-//! for tokens, which another server verifies: those of a locked address wait in a lane of their own ([`crate::kubernetes::identity`]).
+//! stale secret must not keep them away; and a login that presents a valid secret cannot be one of the failures. The
+//! caller therefore compares the secret first and passes the outcome to [`Lockout::judge`]; the response to a *wrong*
+//! secret is the same as if the lockout had been checked first. The price: a lock does not slow an attacker who
+//! guesses. A generated secret does not need that, and a short one cannot rely on it (the configuration warns about
+//! short ones). The same holds for tokens, which another server verifies: those of a locked address wait in a lane of
+//! their own ([`crate::kubernetes::identity`]).
 //!
 //! Records are bounded: at most [`MAX_RECORDS`], of which the oldest are evicted; IPv6 is tracked by /64, which is the
 //! network of one host; a record is deleted ten minutes after its last failure. Time is injected.
@@ -88,8 +89,8 @@ impl Lockout {
     }
 }
 
-/// The client's address of a connection: the peer's, or, from a trusted proxy, the nearest in `X-Forwarded-For` that is not
-/// itself a trusted proxy. Addresses to the left of that, which a client may have written, are never evaluated.
+/// The client's address of a connection: the peer's, or, from a trusted proxy, the nearest in `X-Forwarded-For` that is
+/// not itself a trusted proxy. Addresses to the left of that, which a client may have written, are never evaluated.
 pub fn client_address(peer: IpAddr, headers: &HeaderMap, trusted_proxies: &[Cidr]) -> IpAddr {
     let mut address = peer.to_canonical();
     let lines = headers.get_all("x-forwarded-for").iter().rev();

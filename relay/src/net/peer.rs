@@ -37,8 +37,8 @@ impl Flushed {
     }
 }
 
-/// The heads of a connection's requests. The received bytes of a head are in the budget until it is complete. Bodies are
-/// counted where they are read.
+/// The heads of a connection's requests. The received bytes of a head are in the budget until it is complete. Bodies
+/// are counted where they are read.
 #[derive(Clone, Debug)]
 pub struct Heads(Arc<HeadsState>);
 
@@ -109,8 +109,8 @@ impl http_body::Body for RequestBody {
     }
 }
 
-/// A client's connection that tracks whether its output is blocked, and breaks if it is for too long: nothing else would
-/// ever end a response that is complete here and that its client does not read.
+/// A client's connection that tracks whether its output is blocked, and breaks if it is for too long: nothing else
+/// would ever end a response that is complete here and that its client does not read.
 #[derive(Debug)]
 pub struct ClientIo {
     inner: TcpStream,
@@ -123,8 +123,8 @@ pub struct ClientIo {
 }
 
 impl ClientIo {
-    /// Wraps `inner`, which occupies one place of its listener. The connection breaks if its output is blocked for longer
-    /// than `patience`.
+    /// Wraps `inner`, which occupies one place of its listener. The connection breaks if its output is blocked for
+    /// longer than `patience`.
     pub fn new(inner: TcpStream, patience: Duration, budget: Arc<Budget>, place: OwnedSemaphorePermit) -> Self {
         Self { inner, blocked: Flushed::default(), patience, giving_up: None, heads: Heads::new(budget), place }
     }

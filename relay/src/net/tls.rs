@@ -1,8 +1,8 @@
 //! TLS of the listeners: a certificate and its key in files, read again while the relay runs.
 //!
-//! Both files are read each second and compared by content, like every watched file. A new pair is used for new connections; open
-//! connections keep the previous one. A pair that cannot be used leaves the previous one in place, is logged once, and shows in
-//! `tls_last_reload_successful` and in `/readyz`.
+//! Both files are read each second and compared by content, like every watched file. A new pair is used for new
+//! connections; open connections keep the previous one. A pair that cannot be used leaves the previous one in place, is
+//! logged once, and shows in `tls_last_reload_successful` and in `/readyz`.
 
 mod accept;
 mod stream;

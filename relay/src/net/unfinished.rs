@@ -1,8 +1,8 @@
 //! Incomplete input of a peer, a worker's message or the head of a client's request: accounted, bounded, and with a
 //! deadline.
 //!
-//! It is held in memory until its last byte arrives. Small input costs nothing beyond the socket. For larger input, each
-//! byte is reserved in the relay's budget before it is stored.
+//! It is held in memory until its last byte arrives. Small input costs nothing beyond the socket. For larger input,
+//! each byte is reserved in the relay's budget before it is stored.
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,8 +13,8 @@ use modelrelay_protocol::limits::{MAX_CONTROL_BYTES, MAX_MESSAGE_BYTES};
 
 use crate::net::budget::{Budget, Purpose, Reservation};
 
-/// The part of a message that is not accounted, because each worker may have it: the largest piece of a response and the
-/// bytes that were read ahead.
+/// The part of a message that is not accounted, because each worker may have it: the largest piece of a response and
+/// the bytes that were read ahead.
 const UNCOUNTED_BYTES: u64 = 128 << 10;
 
 /// The part of a request's head that is not accounted, because each connection may have it.

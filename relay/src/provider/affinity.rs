@@ -1,9 +1,9 @@
 //! The origins of stored responses: worker and API key.
 //!
-//! A stored response lives in the backend that made it. A request that continues it must reach the same worker process, and
-//! no other. Ids are the backends' own, so they apply per provider, and the first worker process that reports an id keeps
-//! it while it is connected: no other worker and no other API key can take over a response by its id. Number and age are
-//! bounded; the oldest are forgotten first.
+//! A stored response lives in the backend that made it. A request that continues it must reach the same worker process,
+//! and no other. Ids are the backends' own, so they apply per provider, and the first worker process that reports an id
+//! keeps it while it is connected: no other worker and no other API key can take over a response by its id. Number and
+//! age are bounded; the oldest are forgotten first.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};

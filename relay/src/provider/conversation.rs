@@ -1,9 +1,10 @@
 //! The key of a request's conversation: a keyed hash of the part of the prompt with which each of its turns begins.
 //!
-//! Clients rewrite what does not matter to a model: Claude Code writes `messages` before `system`, moves `cache_control` to the
-//! newest message, and turns text blocks into strings. So the key covers a canonical form ([`head`]) and not the bytes. Neither
-//! that form nor the key is logged or exported; traces and the request journal can show a pseudonym ([`HashKey::pseudonym`]). A
-//! body that cannot be read has no key, which is never an error: the backend reports it.
+//! Clients rewrite what does not matter to a model: Claude Code writes `messages` before `system`, moves
+//! `cache_control` to the newest message, and turns text blocks into strings. So the key covers a canonical form
+//! ([`head`]) and not the bytes. Neither that form nor the key is logged or exported; traces and the request journal
+//! can show a pseudonym ([`HashKey::pseudonym`]). A body that cannot be read has no key, which is never an error: the
+//! backend reports it.
 
 mod head;
 mod json;
@@ -21,7 +22,8 @@ use http::HeaderMap;
 use json::PromptFields;
 use modelrelay_protocol::paths::Endpoint;
 
-/// A shorter body or head has no key: computing so little again costs less than a turn elsewhere in the round-robin order.
+/// A shorter body or head has no key: computing so little again costs less than a turn elsewhere in the round-robin
+/// order.
 const MIN_BYTES: usize = 1 << 10;
 
 /// The part of the prompt of `/v1/completions` that identifies a conversation.
@@ -59,9 +61,9 @@ pub fn may_have_key(endpoint: Endpoint, body: &[u8]) -> bool {
     has_prompt && body.len() >= MIN_BYTES
 }
 
-/// Returns the key of a request's conversation. `None` if the body or the head is short, unless the client names a session; if
-/// the prompt cannot be read; and on routes without a prompt. A request that continues a stored response is pinned to the worker
-/// that made it, and needs no key.
+/// Returns the key of a request's conversation. `None` if the body or the head is short, unless the client names a
+/// session; if the prompt cannot be read; and on routes without a prompt. A request that continues a stored response is
+/// pinned to the worker that made it, and needs no key.
 pub fn of_request(key: &HashKey, prompt: &Prompt<'_>) -> Option<u64> {
     if !may_have_key(prompt.endpoint, prompt.body) {
         return None;

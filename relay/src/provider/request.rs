@@ -140,8 +140,8 @@ impl RequestRecord {
         self.progress.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The `request` message for a `core1` worker; the body follows in pieces. `conversation` is for `homes1`, a `class` other
-    /// than the default for `slots1`.
+    /// The `request` message for a `core1` worker; the body follows in pieces. `conversation` is for `homes1`, a
+    /// `class` other than the default for `slots1`.
     pub fn core1_text(
         &self,
         request_id: &str,

@@ -54,8 +54,8 @@ pub struct Named {
 }
 
 impl Providers {
-    /// Replaces the whole set and returns the removed providers. In the same step they become leaving ones, so that their
-    /// running requests can be found at any moment.
+    /// Replaces the whole set and returns the removed providers. In the same step they become leaving ones, so that
+    /// their running requests can be found at any moment.
     pub fn replace(&self, providers: &[Arc<Provider>]) -> Vec<Arc<Provider>> {
         let mut gone = self.all();
         gone.retain(|old| !providers.iter().any(|kept| Arc::ptr_eq(kept, old)));
@@ -93,13 +93,13 @@ impl Providers {
         self.table.load().candidates(Some(name)).next().map(|entry| Arc::clone(&entry.provider))
     }
 
-    /// The route of a request for `model`: to the provider that it names, else to the first whose catalogue has the model,
-    /// else to the first with a worker that serves it, else to the first that may wake one, else to the first that has it as an alias, else to the first whose
-    /// workers map the name to one of their models, else to the first with a worker that served it. A sole provider without
-    /// a catalogue gets every request while it has no worker.
+    /// The route of a request for `model`: to the provider that it names, else to the first whose catalogue has the
+    /// model, else to the first with a worker that serves it, else to the first that may wake one, else to the first
+    /// that has it as an alias, else to the first whose workers map the name to one of their models, else to the first
+    /// with a worker that served it. A sole provider without a catalogue gets every request while it has no worker.
     pub fn route(&self, named: Option<&str>, model: &str) -> Result<Route, ApiError> {
-        // It cannot be served, because no worker, catalogue or alias may have such a name. It must not wait either: waiting
-        // requests are logged and listed by model.
+        // It cannot be served, because no worker, catalogue or alias may have such a name. It must not wait either:
+        // waiting requests are logged and listed by model.
         if model.chars().nth(MAX_MODEL_CHARS).is_some() {
             return Err(model_not_found(model));
         }
@@ -212,8 +212,8 @@ impl Table {
     }
 }
 
-/// Returns the first candidate whose catalogue has the model, else the first with a worker that serves it, else the first
-/// that may wake one.
+/// Returns the first candidate whose catalogue has the model, else the first with a worker that serves it, else the
+/// first that may wake one.
 fn now_served<'a, I: Iterator<Item = &'a ProviderRoutes>>(candidates: impl Fn() -> I, model: &str) -> Option<Route> {
     let open = || candidates().filter(|entry| entry.is_open);
     let listed = candidates().find_map(|entry| entry.listed(model));

@@ -23,7 +23,8 @@ use crate::telemetry::usage::UsageLedger;
 pub enum ProcessPhase {
     /// Serving.
     Running,
-    /// Unready, but still accepting everything: endpoints are updated late. From here on, responses end their connections.
+    /// Unready, but still accepting everything: endpoints are updated late. From here on, responses end their
+    /// connections.
     Grace,
     /// No requests of new connections; those of older connections are served, also by workers that reconnect.
     Draining,

@@ -22,8 +22,8 @@ pub struct AdminToken {
 }
 
 impl AdminToken {
-    /// Loads the token. If it is in a file, follows the file until this value is dropped: a new token is in effect within a
-    /// second or two, and the last valid one while the file cannot be used. Needs a tokio runtime.
+    /// Loads the token. If it is in a file, follows the file until this value is dropped: a new token is in effect
+    /// within a second or two, and the last valid one while the file cannot be used. Needs a tokio runtime.
     pub fn start(source: &AdminTokenSource) -> Result<Self, ConfigError> {
         let current = Arc::new(ArcSwapOption::empty());
         match source {

@@ -1,8 +1,8 @@
 //! Every setting of the relay, as a flag and as a variable; flags win.
 //!
-//! This is the only list: the help, the tables of docs/reference/settings.md and the checks below are all derived from it.
-//! A wrong setting ends the program with **one** line that names the setting, the value and the allowed values, so the
-//! multi-line errors of the argument parser are rewritten here. Secrets are never repeated, not even in the help.
+//! This is the only list: the help, the tables of docs/reference/settings.md and the checks below are all derived from
+//! it. A wrong setting ends the program with **one** line that names the setting, the value and the allowed values, so
+//! the multi-line errors of the argument parser are rewritten here. Secrets are never repeated, not even in the help.
 
 use std::ffi::OsString;
 use std::net::SocketAddr;
@@ -43,8 +43,8 @@ pub struct Args {
     #[arg(long, env = "MODELRELAY_CONFIG", value_name = "FILE", value_parser = values::optional_path)]
     pub config: Option<OptionalPath>,
 
-    /// Name of the provider that these variables describe; ignored if MODELRELAY_CONFIG is set, like all settings marked
-    /// (provider).
+    /// Name of the provider that these variables describe; ignored if MODELRELAY_CONFIG is set, like all settings
+    /// marked (provider).
     #[arg(long, alias = "provider", env = "PROVIDER_NAME", value_name = "NAME", default_value = "local", value_parser = values::provider_name)]
     pub provider_name: String,
 
@@ -53,17 +53,18 @@ pub struct Args {
     #[arg(long, env = "WORKER_SECRET", value_name = "SECRET", hide_env_values = true, allow_hyphen_values = true)]
     pub worker_secret: Option<SecretText>,
 
-    /// File that contains the worker secret (provider); read at startup, takes precedence over WORKER_SECRET. [default: none]
+    /// File that contains the worker secret (provider); read at startup, takes precedence over WORKER_SECRET. [default:
+    /// none]
     #[arg(long, env = "WORKER_SECRET_FILE", value_name = "FILE", value_parser = values::optional_path)]
     pub worker_secret_file: Option<OptionalPath>,
 
-    /// ServiceAccounts of this cluster whose Pods may connect as workers with their own token, a list of NAMESPACE/NAME (provider).
-    /// [default: none]
+    /// ServiceAccounts of this cluster whose Pods may connect as workers with their own token, a list of NAMESPACE/NAME
+    /// (provider). [default: none]
     #[arg(long, env = "WORKER_SERVICE_ACCOUNTS", value_name = "ACCOUNTS", default_value = "", hide_default_value = true, value_parser = values::accounts)]
     pub worker_service_accounts: Accounts,
 
-    /// Aliases of models, a list of NAME=MODEL such as gpt-4o-mini=qwen: a request for NAME is served by MODEL, unless a worker
-    /// serves a model called NAME (provider). [default: none]
+    /// Aliases of models, a list of NAME=MODEL such as gpt-4o-mini=qwen: a request for NAME is served by MODEL, unless
+    /// a worker serves a model called NAME (provider). [default: none]
     #[arg(long, env = "MODEL_ALIASES", value_name = "ALIASES", default_value = "", hide_default_value = true, value_parser = values::aliases)]
     pub model_aliases: RawAliases,
 
@@ -83,32 +84,33 @@ pub struct Args {
     #[arg(long, env = "MAX_QUEUE_BYTES", value_name = "SIZE", default_value = "256Mi", value_parser = values::size)]
     pub max_queue_bytes: u64,
 
-    /// Time that a request waits for a worker while some worker serves its model, in seconds (provider). [default: none; the
-    /// request timeout applies]
+    /// Time that a request waits for a worker while some worker serves its model, in seconds (provider). [default:
+    /// none; the request timeout applies]
     #[arg(long, alias = "queue-timeout", env = "QUEUE_TIMEOUT_SECS", value_name = "SECONDS", value_parser = values::seconds)]
     pub queue_timeout_secs: Option<Duration>,
 
-    /// Time that a request waits while no worker serves its model yet, in seconds (provider). [default: the queue timeout if it is
-    /// set, else 30; at least 600 for a declared model that is still being loaded]
+    /// Time that a request waits while no worker serves its model yet, in seconds (provider). [default: the queue
+    /// timeout if it is set, else 30; at least 600 for a declared model that is still being loaded]
     #[arg(long, env = "COLD_TIMEOUT_SECS", value_name = "SECONDS", value_parser = values::seconds)]
     pub cold_timeout_secs: Option<Duration>,
 
-    /// Total time of a request, from queue to the end of its stream, without the wait for a cold model, in seconds (provider).
-    /// [default: none; the stream idle timeout ends stalled responses]
+    /// Total time of a request, from queue to the end of its stream, without the wait for a cold model, in seconds
+    /// (provider). [default: none; the stream idle timeout ends stalled responses]
     #[arg(long, alias = "request-timeout", env = "REQUEST_TIMEOUT_SECS", value_name = "SECONDS", value_parser = values::seconds)]
     pub request_timeout_secs: Option<Duration>,
 
-    /// Time that a response may stall because its worker sends nothing or its client reads nothing, in seconds (provider).
+    /// Time that a response may stall because its worker sends nothing or its client reads nothing, in seconds
+    /// (provider).
     #[arg(long, env = "STREAM_IDLE_TIMEOUT_SECS", value_name = "SECONDS", default_value = "300", value_parser = values::seconds)]
     pub stream_idle_timeout_secs: Duration,
 
-    /// Time to the first byte of a response, in seconds, after which the request moves to another worker with free capacity
-    /// (provider). [default: none; a response that is not streamed begins when it is complete]
+    /// Time to the first byte of a response, in seconds, after which the request moves to another worker with free
+    /// capacity (provider). [default: none; a response that is not streamed begins when it is complete]
     #[arg(long, env = "FIRST_BYTE_TIMEOUT_SECS", value_name = "SECONDS", value_parser = values::seconds)]
     pub first_byte_timeout_secs: Option<Duration>,
 
-    /// Choice of the worker for a request: least-load takes the least loaded one, cache weighs the prompts that workers have
-    /// cached against the work that waits at them (provider).
+    /// Choice of the worker for a request: least-load takes the least loaded one, cache weighs the prompts that workers
+    /// have cached against the work that waits at them (provider).
     #[arg(long, env = "PLACEMENT", value_name = "MODE", default_value = "least-load", value_parser = values::placement)]
     pub placement: Placement,
 
@@ -116,24 +118,28 @@ pub struct Args {
     #[arg(long, env = "CACHE_ISOLATION", value_name = "BY", default_value = "none", value_parser = values::cache_isolation)]
     pub cache_isolation: CacheIsolation,
 
-    /// Maximum number of conversations whose worker is remembered; the one unused for longest is forgotten first (provider).
+    /// Maximum number of conversations whose worker is remembered; the one unused for longest is forgotten first
+    /// (provider).
     #[arg(long, env = "MAX_HOMES", value_name = "N", default_value_t = MAX_HOMES, value_parser = values::homes)]
     pub max_homes: usize,
 
-    /// Number of running requests by which a nearer worker may exceed a farther one and still be chosen; it has an effect only with
-    /// ZONE or CLUSTER (provider).
+    /// Number of running requests by which a nearer worker may exceed a farther one and still be chosen; it has an
+    /// effect only with ZONE or CLUSTER (provider).
     #[arg(long, env = "SPILL_REQUESTS", value_name = "N", default_value = "4", value_parser = values::spill_requests)]
     pub spill_requests: u32,
 
-    /// The same with PLACEMENT=cache, for conversations: size of the requests that still have to be computed (provider).
+    /// The same with PLACEMENT=cache, for conversations: size of the requests that still have to be computed
+    /// (provider).
     #[arg(long, env = "SPILL_BYTES", value_name = "SIZE", default_value = "64Ki", value_parser = values::size)]
     pub spill_bytes: u64,
 
-    /// Order of waiting requests: shared gives each API key its share of the workers, fifo is the order of arrival (provider).
+    /// Order of waiting requests: shared gives each API key its share of the workers, fifo is the order of arrival
+    /// (provider).
     #[arg(long, env = "FAIRNESS_MODE", value_name = "MODE", default_value = "shared", value_parser = values::fairness_mode)]
     pub fairness_mode: FairnessMode,
 
-    /// Wait, in seconds, after which a request competes with requests of higher classes, with FAIRNESS_MODE=shared (provider).
+    /// Wait, in seconds, after which a request competes with requests of higher classes, with FAIRNESS_MODE=shared
+    /// (provider).
     #[arg(long, env = "PROMOTE_AFTER_SECS", value_name = "SECONDS", default_value = "15", value_parser = values::seconds)]
     pub promote_after_secs: Duration,
 
@@ -149,13 +155,13 @@ pub struct Args {
     #[arg(long, env = "HEARTBEAT_INTERVAL", value_name = "SECONDS", default_value = "15", value_parser = values::seconds)]
     pub heartbeat_interval: Duration,
 
-    /// Zone of this relay: workers of the same ZONE are preferred to others, as long as they have room and little more load.
-    /// [default: none; distance does not matter]
+    /// Zone of this relay: workers of the same ZONE are preferred to others, as long as they have room and little more
+    /// load. [default: none; distance does not matter]
     #[arg(long, env = "ZONE", value_name = "NAME", value_parser = values::optional_label)]
     pub zone: Option<OptionalText>,
 
-    /// Cluster or site of this relay: workers of the same CLUSTER come after those of the same zone and before all others.
-    /// [default: none]
+    /// Cluster or site of this relay: workers of the same CLUSTER come after those of the same zone and before all
+    /// others. [default: none]
     #[arg(long, env = "CLUSTER", value_name = "NAME", value_parser = values::optional_label)]
     pub cluster: Option<OptionalText>,
 
@@ -163,9 +169,9 @@ pub struct Args {
     #[arg(long, env = "MAX_REQUEST_BYTES", value_name = "SIZE", default_value = "32Mi", value_parser = values::size)]
     pub max_request_bytes: u64,
 
-    /// Memory for data from clients and workers: requests being received, queued or kept for a requeue, responses that clients have
-    /// not read, and unfinished messages of workers. Request bodies above 64 KiB of one API key, or of one address if no keys are
-    /// required, use at most half of it.
+    /// Memory for data from clients and workers: requests being received, queued or kept for a requeue, responses that
+    /// clients have not read, and unfinished messages of workers. Request bodies above 64 KiB of one API key, or of one
+    /// address if no keys are required, use at most half of it.
     #[arg(long, env = "MAX_BUFFERED_BYTES", value_name = "SIZE", default_value = "1Gi", value_parser = values::size)]
     pub max_buffered_bytes: u64,
 
@@ -181,21 +187,23 @@ pub struct Args {
     #[arg(long, env = "MAX_CONNECTIONS", value_name = "N", default_value = "65536", value_parser = values::connections)]
     pub max_connections: usize,
 
-    /// Time that a client connection may be idle between requests, or take to send a request's headers, in seconds. A proxy in
-    /// front must close idle connections sooner.
+    /// Time that a client connection may be idle between requests, or take to send a request's headers, in seconds. A
+    /// proxy in front must close idle connections sooner.
     #[arg(long, env = "CLIENT_IDLE_TIMEOUT_SECS", value_name = "SECONDS", default_value = "75", value_parser = values::seconds)]
     pub client_idle_timeout_secs: Duration,
 
-    /// Number of threads that process requests. [default: half of the CPUs, at least 1; the others are left to the network stack]
+    /// Number of threads that process requests. [default: half of the CPUs, at least 1; the others are left to the
+    /// network stack]
     #[arg(long, env = "THREADS", value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     pub threads: Option<u16>,
 
-    /// Addresses or networks of proxies whose X-Forwarded-For is trusted: a list such as 10.0.0.0/8,192.168.1.1. [default: none]
+    /// Addresses or networks of proxies whose X-Forwarded-For is trusted: a list such as 10.0.0.0/8,192.168.1.1.
+    /// [default: none]
     #[arg(long, env = "TRUSTED_PROXIES", value_name = "CIDRS", default_value = "", hide_default_value = true, value_parser = values::proxies)]
     pub trusted_proxies: Proxies,
 
-    /// File with the certificate chain (PEM) of all listeners, which then use HTTPS; requires TLS_KEY_FILE. Reloaded when it
-    /// changes. [default: none]
+    /// File with the certificate chain (PEM) of all listeners, which then use HTTPS; requires TLS_KEY_FILE. Reloaded
+    /// when it changes. [default: none]
     #[arg(long, env = "TLS_CERT_FILE", value_name = "FILE", value_parser = values::optional_path)]
     pub tls_cert_file: Option<OptionalPath>,
 
@@ -213,7 +221,8 @@ pub struct Args {
     )]
     pub admin_token: Option<SecretText>,
 
-    /// File that contains the admin token; reloaded when it changes, takes precedence over MODELRELAY_ADMIN_TOKEN. [default: none]
+    /// File that contains the admin token; reloaded when it changes, takes precedence over MODELRELAY_ADMIN_TOKEN.
+    /// [default: none]
     #[arg(long, env = "MODELRELAY_ADMIN_TOKEN_FILE", value_name = "FILE", value_parser = values::optional_path)]
     pub admin_token_file: Option<OptionalPath>,
 
@@ -221,8 +230,8 @@ pub struct Args {
     #[arg(long, env = "AUDIT_LOG_FILE", value_name = "FILE", value_parser = values::optional_path)]
     pub audit_log_file: Option<OptionalPath>,
 
-    /// File to which the metadata of finished requests is appended, one JSON object per line, for the replay with other settings.
-    /// [default: none]
+    /// File to which the metadata of finished requests is appended, one JSON object per line, for the replay with other
+    /// settings. [default: none]
     #[arg(long, env = "REQUEST_JOURNAL_FILE", value_name = "FILE", value_parser = values::optional_path)]
     pub request_journal_file: Option<OptionalPath>,
 
@@ -247,8 +256,8 @@ pub struct Args {
     #[arg(long, env = "API_KEYS_FILE", value_name = "FILE", default_value = "modelrelay-keys.json", value_parser = values::path)]
     pub api_keys_file: PathBuf,
 
-    /// Kubernetes Secret that stores the API keys for all relays of a provider; API_KEYS_FILE is where its key keys.json is
-    /// mounted. [default: none]
+    /// Kubernetes Secret that stores the API keys for all relays of a provider; API_KEYS_FILE is where its key
+    /// keys.json is mounted. [default: none]
     #[arg(long, env = "API_KEYS_SECRET", value_name = "NAME", value_parser = values::optional_object_name)]
     pub api_keys_secret: Option<OptionalText>,
 
@@ -260,8 +269,8 @@ pub struct Args {
     #[arg(long, env = "POD_NAMESPACE", value_name = "NAMESPACE", value_parser = values::optional_object_name)]
     pub pod_namespace: Option<OptionalText>,
 
-    /// Folder with the token and ca.crt of the relay's own ServiceAccount, which must be allowed to get and patch the API key
-    /// Secret and, for tokens of workers and tenants, to create TokenReviews.
+    /// Folder with the token and ca.crt of the relay's own ServiceAccount, which must be allowed to get and patch the
+    /// API key Secret and, for tokens of workers and tenants, to create TokenReviews.
     #[arg(long, env = "SERVICE_ACCOUNT_DIR", value_name = "DIR", default_value = "/var/run/secrets/kubernetes.io/serviceaccount", value_parser = values::path)]
     pub service_account_dir: PathBuf,
 
@@ -282,8 +291,9 @@ pub struct Args {
     #[arg(long, env = "ADMIN_LISTEN_ADDR", value_name = "ADDR", value_parser = values::optional_listen_addr)]
     pub admin_listen_addr: Option<OptionalAddr>,
 
-    /// URL at which clients and workers reach this relay, used in the commands that the pages show and accepted as a host name. It
-    /// may have a path, such as `https://relay.example/llm`, which a proxy in front may strip or keep. [default: the browser's URL]
+    /// URL at which clients and workers reach this relay, used in the commands that the pages show and accepted as a
+    /// host name. It may have a path, such as `https://relay.example/llm`, which a proxy in front may strip or keep.
+    /// [default: the browser's URL]
     #[arg(long, env = "PUBLIC_URL", value_name = "URL", value_parser = values::optional_public_url)]
     pub public_url: Option<OptionalText>,
 
@@ -291,13 +301,13 @@ pub struct Args {
     #[arg(long, env = "WORKER_PUBLIC_URL", value_name = "URL", value_parser = values::optional_url)]
     pub worker_public_url: Option<OptionalText>,
 
-    /// Origins whose pages may use the API from a browser (CORS): a list of SCHEME://NAME or SCHEME://NAME:PORT, or * for all.
-    /// [default: none]
+    /// Origins whose pages may use the API from a browser (CORS): a list of SCHEME://NAME or SCHEME://NAME:PORT, or *
+    /// for all. [default: none]
     #[arg(long, env = "ALLOWED_ORIGINS", value_name = "ORIGINS", default_value = "", hide_default_value = true)]
     pub allowed_origins: AllowedOrigins,
 
-    /// Additional host names that a relay accepts if it listens on loopback and requires no API keys, for example behind a proxy: a
-    /// list. [default: none]
+    /// Additional host names that a relay accepts if it listens on loopback and requires no API keys, for example
+    /// behind a proxy: a list. [default: none]
     #[arg(long, env = "ALLOWED_HOSTS", value_name = "NAMES", default_value = "", hide_default_value = true, value_parser = values::hosts)]
     pub allowed_hosts: Names,
 
@@ -345,12 +355,13 @@ pub struct Args {
     #[arg(long, env = "WORKER_HEADER", value_name = "BOOL", default_value = "false", num_args = 0..=1, default_missing_value = "true", value_parser = values::boolean)]
     pub worker_header: bool,
 
-    /// Request the usage of streams whose API key has limits of tokens, and keep it from clients that did not request it.
+    /// Request the usage of streams whose API key has limits of tokens, and keep it from clients that did not request
+    /// it.
     #[arg(long, env = "REQUEST_USAGE", value_name = "BOOL", default_value = "true", num_args = 0..=1, default_missing_value = "true", value_parser = values::boolean)]
     pub request_usage: bool,
 
-    /// Collector to which OpenTelemetry traces, and with OTEL_METRICS_EXPORTER=otlp metrics, are exported (OTLP over HTTP), such
-    /// as http://collector:4318. [default: none]
+    /// Collector to which OpenTelemetry traces, and with OTEL_METRICS_EXPORTER=otlp metrics, are exported (OTLP over
+    /// HTTP), such as http://collector:4318. [default: none]
     #[arg(long, env = "OTEL_EXPORTER_OTLP_ENDPOINT", value_name = "URL", hide_env_values = true)]
     pub otlp_endpoint: Option<String>,
 
@@ -370,7 +381,8 @@ pub struct Args {
     #[arg(skip)]
     pub api_keys_file_given: bool,
 
-    /// Variables and flags of the provider that were given; with `--config` they are ignored, and the relay logs a warning.
+    /// Variables and flags of the provider that were given; with `--config` they are ignored, and the relay logs a
+    /// warning.
     #[arg(skip)]
     pub given_provider_settings: Vec<&'static str>,
 }

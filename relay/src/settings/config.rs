@@ -1,10 +1,10 @@
 //! The relay's validated settings, as all other modules use them.
 //!
-//! Raw settings (flags, variables, `relay.yaml`) become a [`Config`] once, at start and at each change of the file, and are
-//! valid from then on. An error is one line that names the place, the value and the allowed values; it never repeats a
-//! secret. With a file, its providers apply and the provider variables are ignored; [`Config::ignored_variables`] lists
-//! them for a warning. Settings of the whole relay come from the environment, but `requireApiKeys` and `relayCount` from
-//! the file if it contains them.
+//! Raw settings (flags, variables, `relay.yaml`) become a [`Config`] once, at start and at each change of the file, and
+//! are valid from then on. An error is one line that names the place, the value and the allowed values; it never
+//! repeats a secret. With a file, its providers apply and the provider variables are ignored;
+//! [`Config::ignored_variables`] lists them for a warning. Settings of the whole relay come from the environment, but
+//! `requireApiKeys` and `relayCount` from the file if it contains them.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -110,8 +110,8 @@ pub struct Config {
     pub location: Location,
     /// True if `/readyz` requires a worker.
     pub expect_workers: bool,
-    /// True if `/readyz` requires room in every queue; off, because a full queue should respond 429 and not vanish from a
-    /// Service.
+    /// True if `/readyz` requires room in every queue; off, because a full queue should respond 429 and not vanish from
+    /// a Service.
     pub unready_when_saturated: bool,
     /// The interval of heartbeats.
     pub heartbeat_interval: Duration,
@@ -465,8 +465,8 @@ fn cluster(args: &Args, setting: &str) -> Result<ClusterApi, ConfigError> {
     ClusterApi::of_this_pod(setting, "use a worker secret outside of a cluster", &args.service_account_dir)
 }
 
-/// Worker tokens are valid only in the cluster that issued them, so they require one. `setting` names the setting of the provider
-/// at an index.
+/// Worker tokens are valid only in the cluster that issued them, so they require one. `setting` names the setting of
+/// the provider at an index.
 fn require_cluster(
     args: &Args,
     providers: &[ProviderConfig],

@@ -1,8 +1,8 @@
 //! Follows `relay.yaml` while the relay runs.
 //!
-//! Each second the file and the secret files it names are read again and compared by content, because a change of a mounted
-//! Secret (a swapped symlink) shows in no modification time that could be trusted. A valid change is passed on. An invalid
-//! one leaves the previous configuration in effect, is logged once, and shows in [`ConfigStatus`] and in
+//! Each second the file and the secret files it names are read again and compared by content, because a change of a
+//! mounted Secret (a swapped symlink) shows in no modification time that could be trusted. A valid change is passed on.
+//! An invalid one leaves the previous configuration in effect, is logged once, and shows in [`ConfigStatus`] and in
 //! `config_last_reload_successful` until the file is valid again.
 
 use std::path::{Path, PathBuf};
@@ -39,8 +39,8 @@ pub struct ConfigWatch {
 }
 
 impl ConfigWatch {
-    /// Starts with a loaded configuration and follows its file, if it has one, until the returned value and all its clones
-    /// are dropped. Needs a tokio runtime.
+    /// Starts with a loaded configuration and follows its file, if it has one, until the returned value and all its
+    /// clones are dropped. Needs a tokio runtime.
     pub fn start(args: Args, config: Config, metrics: Arc<Metrics>) -> Self {
         Self::start_every(INTERVAL, args, config, metrics)
     }

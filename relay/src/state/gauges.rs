@@ -44,8 +44,8 @@ fn provider_state(relay: &Relay, provider: &Provider) -> ProviderGauges {
     }
 }
 
-/// Every model that a worker serves, a request names, or the configuration declares. A declared one without workers shows
-/// as 0, on which alerts and scalers depend.
+/// Every model that a worker serves, a request names, or the configuration declares. A declared one without workers
+/// shows as 0, on which alerts and scalers depend.
 pub(crate) fn models(state: &provider::ProviderState, config: &ProviderConfig) -> impl Iterator<Item = ModelSnapshot> {
     let live: BTreeMap<Arc<str>, ModelSnapshot> =
         state.models.iter().map(|model| (Arc::clone(&model.model), model.clone())).collect();

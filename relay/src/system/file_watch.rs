@@ -1,7 +1,7 @@
 //! Follows a small file by its content.
 //!
-//! A mounted Secret changes by a swapped symlink, which shows in no modification time that could be trusted, and which file
-//! notifications miss. So the file is read each second and compared by its hash.
+//! A mounted Secret changes by a swapped symlink, which shows in no modification time that could be trusted, and which
+//! file notifications miss. So the file is read each second and compared by its hash.
 
 use std::fs::File;
 use std::io::Read;
@@ -45,7 +45,8 @@ impl FileWatch {
         self.take(content, seen)
     }
 
-    /// Waits until a read differs from the last one. Cancel safe: the next call returns a change that a dropped one found.
+    /// Waits until a read differs from the last one. Cancel safe: the next call returns a change that a dropped one
+    /// found.
     pub async fn changed(&mut self) -> Content {
         loop {
             tokio::time::sleep(INTERVAL).await;

@@ -45,8 +45,8 @@ pub fn random_hex<const BYTES: usize>() -> String {
     text
 }
 
-/// The wire id of one attempt of a request. It ends with the client's request id, so that a worker's log contains that too;
-/// a long one is truncated to fit.
+/// The wire id of one attempt of a request. It ends with the client's request id, so that a worker's log contains that
+/// too; a long one is truncated to fit.
 pub fn wire_id(client_request_id: &str) -> String {
     const RANDOM_BYTES: usize = 16;
     const ROOM: usize = MAX_ID_BYTES - "r--".len() - 2 * RANDOM_BYTES;

@@ -1,7 +1,7 @@
 //! The limit of open files.
 //!
-//! Every connection needs one. A shell and a service usually get 1,024, a low default kept for programs that use `select`.
-//! The real limit of the machine is the hard limit, and any process may raise its own to it.
+//! Every connection needs one. A shell and a service usually get 1,024, a low default kept for programs that use
+//! `select`. The real limit of the machine is the hard limit, and any process may raise its own to it.
 
 /// Raises the limit as far as the machine allows. If that fails, the relay serves fewer connections at once.
 #[cfg(unix)]

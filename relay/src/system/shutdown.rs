@@ -1,8 +1,8 @@
 //! The first signal begins the shutdown, the second ends the process.
 //!
 //! SIGTERM and SIGINT, or their equivalents on Windows, both begin the orderly exit of `main`. A second one, of either
-//! kind, ends the process at once with the code that a shell reports for it: the operator is waiting, and unfinished work
-//! gets no more time.
+//! kind, ends the process at once with the code that a shell reports for it: the operator is waiting, and unfinished
+//! work gets no more time.
 
 use std::io;
 

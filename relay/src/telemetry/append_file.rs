@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 
 use modelrelay_platform::files;
 
-/// A file of lines that its owner alone can read. If it was moved away, as logrotate does, the next line creates it again.
+/// A file of lines that its owner alone can read. If it was moved away, as logrotate does, the next line creates it
+/// again.
 #[derive(Debug)]
 pub(super) struct AppendFile {
     path: PathBuf,
@@ -23,7 +24,8 @@ impl AppendFile {
         Ok(Self { file: open(&path)?, is_torn: ends_within_line(&path), path, limit: None })
     }
 
-    /// Opens or creates a file of at most `limit` bytes. It is moved to a second file of that size, which is overwritten.
+    /// Opens or creates a file of at most `limit` bytes. It is moved to a second file of that size, which is
+    /// overwritten.
     pub(super) fn open_limited(path: PathBuf, limit: u64) -> io::Result<Self> {
         Ok(Self { limit: Some(limit), ..Self::open(path)? })
     }
@@ -41,7 +43,8 @@ impl AppendFile {
         &self.path
     }
 
-    /// Appends complete lines. After an error, part of them may be in a file without a limit, and none in one with a limit.
+    /// Appends complete lines. After an error, part of them may be in a file without a limit, and none in one with a
+    /// limit.
     pub(super) fn write(&mut self, lines: &[u8]) -> io::Result<()> {
         if !files::is_in_place(&self.path, &self.file) {
             self.reopen()?;

@@ -1,8 +1,8 @@
 //! The audit log: changes through `/admin` with their origin, and rejected logins.
 //!
-//! There is one event per requested change, whether it succeeded or not, and one per rejected login; reads have none. An
-//! event is a line of the log (target `modelrelay::audit`), and of `AUDIT_LOG_FILE` if it is set. A subject is only named
-//! if an object of that name exists: any other path segment could be anything, even a secret.
+//! There is one event per requested change, whether it succeeded or not, and one per rejected login; reads have none.
+//! An event is a line of the log (target `modelrelay::audit`), and of `AUDIT_LOG_FILE` if it is set. A subject is only
+//! named if an object of that name exists: any other path segment could be anything, even a secret.
 
 mod file;
 

@@ -35,8 +35,8 @@ impl<T> Handoff<T> {
         Self { state: Mutex::new(state), changed: Condvar::new() }
     }
 
-    /// Makes a change that the thread has to write. Returns false after the end, or if `change` does, which must not have changed
-    /// anything then.
+    /// Makes a change that the thread has to write. Returns false after the end, or if `change` does, which must not
+    /// have changed anything then.
     pub(super) fn change(&self, change: impl FnOnce(&mut T) -> bool) -> bool {
         let mut state = self.lock();
         if state.is_closed || !change(&mut state.content) {
@@ -61,8 +61,8 @@ impl<T> Handoff<T> {
         take(&mut self.lock().content)
     }
 
-    /// Waits for a change, then for further ones for this time, and takes a part of the content. Returns `None` after the end,
-    /// when nothing has changed since the last call.
+    /// Waits for a change, then for further ones for this time, and takes a part of the content. Returns `None` after
+    /// the end, when nothing has changed since the last call.
     pub(super) fn next<R>(&self, collect: Duration, take: impl FnOnce(&mut T) -> R) -> Option<R> {
         let mut state = self.lock();
         state.is_idle = true;

@@ -1,5 +1,5 @@
-//! The latest events for the dashboard: log lines at `info` and above, regardless of `LOG_LEVEL`, without those of individual
-//! requests.
+//! The latest events for the dashboard: log lines at `info` and above, regardless of `LOG_LEVEL`, without those of
+//! individual requests.
 
 use std::collections::VecDeque;
 use std::fmt::{self, Write as _};

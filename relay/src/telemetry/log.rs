@@ -1,4 +1,5 @@
-//! The output of the log: standard error, or the file of a Windows service, as text or as JSON, filtered by `LOG_LEVEL`.
+//! The output of the log: standard error, or the file of a Windows service, as text or as JSON, filtered by
+//! `LOG_LEVEL`.
 //!
 //! Colours are used only on a terminal: an escape sequence in a log file breaks every search for a phrase.
 
@@ -29,8 +30,9 @@ pub struct LogFilter(String);
 
 /// Starts logging for the whole process, including the returned journal. An error if logging was started before.
 ///
-/// Only `tracing`'s events are logged. Records of the older `log` crate, which some libraries use, are dropped on purpose:
-/// the WebSocket library writes whole frames there at its lowest level, and frames contain prompts and responses.
+/// Only `tracing`'s events are logged. Records of the older `log` crate, which some libraries use, are dropped on
+/// purpose: the WebSocket library writes whole frames there at its lowest level, and frames contain prompts and
+/// responses.
 pub fn init(filter: &LogFilter, format: LogFormat) -> Result<Journal, SetGlobalDefaultError> {
     let journal = Journal::default();
     let registry = tracing_subscriber::registry().with(journal.clone().with_filter(filter_fn(Journal::keeps)));

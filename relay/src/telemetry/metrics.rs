@@ -1,11 +1,11 @@
 //! The relay's metrics: names and labels in one place, typed handles for all other modules.
 //!
-//! Labels are bounded. A `model` is always one that is registered or aliased, else `unknown`, because clients choose that
-//! string; endpoints, outcomes and reasons are enums; no histogram has a worker label; at most 32 zones have series; no label contains a key's
-//! secret, and at most 200 keys have series. Events are
-//! counted where they happen, through handles that are looked up once ([`ProviderSeries`], [`RequestSeries`]). State
-//! (depths, workers, slots) is not mirrored: a [`StateSource`] provides it at scrape time, so that it cannot drift, and a
-//! worker or provider that is gone has no series.
+//! Labels are bounded. A `model` is always one that is registered or aliased, else `unknown`, because clients choose
+//! that string; endpoints, outcomes and reasons are enums; no histogram has a worker label; at most 32 zones have
+//! series; no label contains a key's secret, and at most 200 keys have series. Events are counted where they happen,
+//! through handles that are looked up once ([`ProviderSeries`], [`RequestSeries`]). State (depths, workers, slots) is
+//! not mirrored: a [`StateSource`] provides it at scrape time, so that it cannot drift, and a worker or provider that
+//! is gone has no series.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
@@ -62,8 +62,8 @@ impl Metrics {
         Self { families, providers: RwLock::default(), scrape: Mutex::new(()) }
     }
 
-    /// The series of a configured provider, created on first use. A name that a client or worker chose must be looked up in
-    /// the configuration first; see [`Metrics::worker_of_unknown_provider`].
+    /// The series of a configured provider, created on first use. A name that a client or worker chose must be looked
+    /// up in the configuration first; see [`Metrics::worker_of_unknown_provider`].
     pub fn provider(&self, name: &str) -> Arc<ProviderSeries> {
         let known = self.providers.read().unwrap_or_else(PoisonError::into_inner).get(name).cloned();
         known.unwrap_or_else(|| {
@@ -82,8 +82,8 @@ impl Metrics {
         self.families.delete_where("provider", name);
     }
 
-    /// Counts a request that ended before it had a provider: no key, no such model, no such route. `provider` and `model`
-    /// are `unknown`.
+    /// Counts a request that ended before it had a provider: no key, no such model, no such route. `provider` and
+    /// `model` are `unknown`.
     pub fn unrouted_request_finished(&self, endpoint: Endpoint, outcome: Outcome, code: u16) {
         let code = code.to_string();
         let labels = [UNKNOWN, UNKNOWN, endpoint.as_str(), outcome.as_str(), &code];

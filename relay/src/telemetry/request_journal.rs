@@ -1,8 +1,8 @@
 //! The request journal: one line of metadata per finished request, in `REQUEST_JOURNAL_FILE`.
 //!
-//! `make replay ARGS="--journal FILE"` replays it with other settings. It has no text of prompts and responses, no keys and
-//! no addresses of clients. A request only appends its line to a buffer of limited size; a thread of its own writes the
-//! file, so that a disk that hangs or is full delays no request. Lines that are lost are counted.
+//! `make replay ARGS="--journal FILE"` replays it with other settings. It has no text of prompts and responses, no keys
+//! and no addresses of clients. A request only appends its line to a buffer of limited size; a thread of its own writes
+//! the file, so that a disk that hangs or is full delays no request. Lines that are lost are counted.
 
 use std::io;
 use std::path::Path;

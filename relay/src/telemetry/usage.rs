@@ -1,8 +1,8 @@
 //! The usage ledger: sums of requests, tokens and times per API key, model and day.
 //!
-//! It has no prompts, no responses and no addresses. A request adds to its row in memory when it ends. A thread of its own appends
-//! what was added to `USAGE_FILE` within a second, so that no request waits for a disk. Sums that cannot be written are kept
-//! and written later. Without a file, the ledger begins with the process.
+//! It has no prompts, no responses and no addresses. A request adds to its row in memory when it ends. A thread of its
+//! own appends what was added to `USAGE_FILE` within a second, so that no request waits for a disk. Sums that cannot be
+//! written are kept and written later. Without a file, the ledger begins with the process.
 
 mod day;
 mod file;
@@ -59,8 +59,8 @@ impl UsageLedger {
         Self { sums: Arc::default(), thread: None, since: SystemTime::now(), days, today: Mutex::default() }
     }
 
-    /// Reads and opens the file, if there is one. A default path that cannot be used is reported in the log; one that was set is an
-    /// error.
+    /// Reads and opens the file, if there is one. A default path that cannot be used is reported in the log; one that
+    /// was set is an error.
     pub fn open(settings: &UsageSettings, metrics: &Arc<Metrics>) -> Result<Self, ConfigError> {
         let in_memory = Self::in_memory(settings.days);
         let Some(path) = &settings.file else { return Ok(in_memory) };

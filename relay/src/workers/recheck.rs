@@ -7,7 +7,8 @@ use tokio::time::MissedTickBehavior;
 use crate::settings::worker_credential::Credential;
 use crate::state::Relay;
 
-/// The most reviews in a row without a result; the other workers then wait for the next interval, as each may take seconds.
+/// The most reviews in a row without a result; the other workers then wait for the next interval, as each may take
+/// seconds.
 const UNKNOWN_AT_MOST: u32 = 3;
 
 /// Runs until the relay is gone.

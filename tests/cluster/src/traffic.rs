@@ -1,9 +1,9 @@
 //! Clients that keep a Service busy while its Pods change.
 //!
-//! Every client sends one streaming request after the other, by default each over its own connection, so that the Service
-//! selects a Pod each time. It checks the demo backend's response word by word: the backend repeats the prompt, which differs
-//! from request to request, so a truncated, duplicated or foreign response is detected. Nothing is retried here: the
-//! tests count the requests that a user's SDK would have to retry.
+//! Every client sends one streaming request after the other, by default each over its own connection, so that the
+//! Service selects a Pod each time. It checks the demo backend's response word by word: the backend repeats the prompt,
+//! which differs from request to request, so a truncated, duplicated or foreign response is detected. Nothing is
+//! retried here: the tests count the requests that a user's SDK would have to retry.
 
 mod exchange;
 
@@ -122,7 +122,8 @@ impl Running {
             ended.expect("a client does not panic");
         }
         let counts = self.counts();
-        // Shown by `--success-output immediate`, with the name of the test: the figures of docs/kubernetes/operations.md.
+        // Shown by `--success-output immediate`, with the name of the test: the figures of
+        // docs/kubernetes/operations.md.
         eprintln!("{counts}");
         counts
     }

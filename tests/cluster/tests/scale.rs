@@ -34,8 +34,8 @@ const QUIET: Duration = Duration::from_secs(12);
 
 /// The most requests for the Lease in a minute: a renewal every five seconds.
 const LEASE_REQUESTS: usize = 13;
-/// The most requests for everything else in a minute, besides watches: each of the 15 pools without Pods whose relays use
-/// TLS reads the certificate's Secret, and a few in reserve.
+/// The most requests for everything else in a minute, besides watches: each of the 15 pools without Pods whose relays
+/// use TLS reads the certificate's Secret, and a few in reserve.
 const OTHER_REQUESTS: usize = 20;
 /// The most resident memory in KiB: half of the chart's limit.
 const MEMORY: u64 = 128 << 10;

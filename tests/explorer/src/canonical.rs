@@ -16,7 +16,8 @@ pub enum Rule {
     Skip,
     /// Replaces a number by its rank among all of this name.
     Rank,
-    /// Replaces a number by its rank among all fields with this rule and text: numbers of one counter in different fields.
+    /// Replaces a number by its rank among all fields with this rule and text: numbers of one counter in different
+    /// fields.
     RankAs(&'static str),
     /// Replaces a number by its rank among those of this name in its struct of [`Canonical::scopes`].
     RankInScope,

@@ -1,4 +1,5 @@
-//! Explores every state that a small world can reach, breadth first, so that the trace of a violation is a shortest one.
+//! Explores every state that a small world can reach, breadth first, so that the trace of a violation is a shortest
+//! one.
 //!
 //! A world is a value that can be cloned: the real code of a pure core, and around it what the core talks to. An
 //! assertion that fails while it acts, or while a new state is inspected, is a violation. Two worlds are the same state

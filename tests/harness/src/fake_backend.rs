@@ -1,9 +1,9 @@
 //! An inference backend played by hand.
 //!
-//! It serves HTTP/1.1 on a raw socket, so that a test controls every byte: where a response is cut, when it stalls, whether
-//! it resets. Housekeeping requests (`GET /health`, `GET /v1/models`, any other `GET` without an id) get an automatic
-//! response and are recorded; an inference request becomes a [`Call`] that the test plays, or goes to the handler set with
-//! [`FakeBackend::answer_with`].
+//! It serves HTTP/1.1 on a raw socket, so that a test controls every byte: where a response is cut, when it stalls,
+//! whether it resets. Housekeeping requests (`GET /health`, `GET /v1/models`, any other `GET` without an id) get an
+//! automatic response and are recorded; an inference request becomes a [`Call`] that the test plays, or goes to the
+//! handler set with [`FakeBackend::answer_with`].
 //!
 //! A refusing backend keeps its port: the socket stays bound without listening, so that no other program can use it.
 
@@ -219,8 +219,8 @@ fn bound(addr: SocketAddr) -> io::Result<Socket> {
     socket.bind(&addr.into()).map(|()| socket)
 }
 
-/// Binds the port of a listener that was just closed. A program that another test starts at this moment holds a copy of it
-/// until it runs, so the port may be occupied for a little longer.
+/// Binds the port of a listener that was just closed. A program that another test starts at this moment holds a copy of
+/// it until it runs, so the port may be occupied for a little longer.
 async fn bound_again(addr: SocketAddr) -> Socket {
     let socket = poll_for(TEST_TIMEOUT, async || bound(addr).ok()).await;
     socket.unwrap_or_else(|| panic!("cannot bind {addr} again"))

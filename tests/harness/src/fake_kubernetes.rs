@@ -1,8 +1,8 @@
 //! A Kubernetes API server that has one Secret and verifies tokens, and the kubelet that mounts the Secret.
 //!
 //! It serves HTTPS with an authority of its own, as in a cluster: a bearer token that rotates, optimistic locking by
-//! `resourceVersion`, merge patches and updates, and any failure that a test requests. The test itself updates a [`Mount`],
-//! because on a node this may take a minute.
+//! `resourceVersion`, merge patches and updates, and any failure that a test requests. The test itself updates a
+//! [`Mount`], because on a node this may take a minute.
 
 mod answer;
 mod mount;

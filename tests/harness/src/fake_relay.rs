@@ -1,9 +1,9 @@
 //! A relay played by hand.
 //!
-//! [`FakeRelay`] listens; each worker that dials becomes a [`Dial`], which the test rejects with a status or upgrades to a
-//! [`RelayLink`]. The link reads all the time (as a relay must) and keeps the received messages in order, so that a test
-//! can request messages in any order and still check which came first. Messages are plain JSON: nothing here shares the
-//! programs' types.
+//! [`FakeRelay`] listens; each worker that dials becomes a [`Dial`], which the test rejects with a status or upgrades
+//! to a [`RelayLink`]. The link reads all the time (as a relay must) and keeps the received messages in order, so that
+//! a test can request messages in any order and still check which came first. Messages are plain JSON: nothing here
+//! shares the programs' types.
 
 mod exchange;
 mod link;

@@ -1,5 +1,5 @@
-//! The instructions that a program executes, counted by valgrind's callgrind: for promises about costs that hold on a busy
-//! machine, too.
+//! The instructions that a program executes, counted by valgrind's callgrind: for promises about costs that hold on a
+//! busy machine, too.
 
 use std::{path::PathBuf, process::Command};
 
@@ -35,8 +35,8 @@ impl Instructions {
         Some(Self { dir: tempfile::tempdir().expect("a temporary folder"), core })
     }
 
-    /// Runs the program with counting. It sees only one core, so that it has one thread for its work: how several threads
-    /// wake each other depends on the machine.
+    /// Runs the program with counting. It sees only one core, so that it has one thread for its work: how several
+    /// threads wake each other depends on the machine.
     #[must_use]
     pub fn of(&self, program: Spawn) -> Spawn {
         let out = format!("--callgrind-out-file={}", self.path().display());

@@ -77,8 +77,8 @@ pub async fn poll_until(patience: Duration, what: &str, log: &Log, mut condition
     held.unwrap_or_else(|| panic!("timed out after {patience:?} waiting for: {what}\n{}", log.dump()));
 }
 
-/// Reports in one line why this machine cannot run a test, bypassing the capture of test output. In CI, where such a line
-/// would not be read, it fails the test instead.
+/// Reports in one line why this machine cannot run a test, bypassing the capture of test output. In CI, where such a
+/// line would not be read, it fails the test instead.
 ///
 /// # Panics
 /// If `CI` is `true`.

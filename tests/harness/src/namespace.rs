@@ -1,5 +1,5 @@
-//! A network, mounts and a hosts file for one test. The test's binary runs again inside new namespaces, which end with it:
-//! nothing is left to clean up.
+//! A network, mounts and a hosts file for one test. The test's binary runs again inside new namespaces, which end with
+//! it: nothing is left to clean up.
 
 use std::{
     future::Future,

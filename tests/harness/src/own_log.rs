@@ -25,8 +25,8 @@ impl io::Write for Writer {
 
 /// Starts the log of this thread for [`logged`]: with `#[tokio::test]`, the log of the whole test.
 ///
-/// One subscriber is used for all threads: with one for each, a thread loses lines whose call sites were first reached by
-/// threads without a subscriber.
+/// One subscriber is used for all threads: with one for each, a thread loses lines whose call sites were first reached
+/// by threads without a subscriber.
 ///
 /// # Panics
 /// If other code subscribes to this process's log.

@@ -45,8 +45,8 @@ pub fn on_path(name: &str) -> Option<PathBuf> {
 }
 
 impl Spawn {
-    /// Creates the settings of a program by the name of its binary, such as `modelrelay-relay`: from `MODELRELAY_BIN_DIR`,
-    /// else from the workspace's `target/debug`.
+    /// Creates the settings of a program by the name of its binary, such as `modelrelay-relay`: from
+    /// `MODELRELAY_BIN_DIR`, else from the workspace's `target/debug`.
     #[must_use]
     pub fn program(name: &str) -> Self {
         Self { binary: binary_dir().join(name), args: Vec::new(), env: inherited_env(), working_dir: None }
@@ -152,7 +152,8 @@ impl Process {
         self.signal("TERM").await;
     }
 
-    /// Sends a signal by name (`TERM`, `INT`, `STOP`, `CONT`, `KILL`). Through the `kill` program: unsafe code is forbidden.
+    /// Sends a signal by name (`TERM`, `INT`, `STOP`, `CONT`, `KILL`). Through the `kill` program: unsafe code is
+    /// forbidden.
     pub async fn signal(&self, signal: &str) {
         let Some(pid) = self.pid() else { return };
         let status = Command::new("kill").arg(format!("-{signal}")).arg(pid.to_string()).status().await;

@@ -1,8 +1,9 @@
-//! Each test also checks secrecy: the output of programs, and their responses about themselves, are searched for everything
-//! that must not be in them.
+//! Each test also checks secrecy: the output of programs, and their responses about themselves, are searched for
+//! everything that must not be in them.
 //!
-//! That is: the secrets of this crate, the prompt of the usual requests, any other credential that a test gave a program or
-//! sent to it ([`Secrets::plant`]), and anything that looks like a whole API key or like a ServiceAccount's token.
+//! That is: the secrets of this crate, the prompt of the usual requests, any other credential that a test gave a
+//! program or sent to it ([`Secrets::plant`]), and anything that looks like a whole API key or like a ServiceAccount's
+//! token.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -71,8 +72,8 @@ impl Secrets {
     }
 }
 
-/// True if this request's response must not contain secrets or prompts: a response of a relay about itself. Exceptions are
-/// a new key, which is shown once, and the worker secret for an admin who requests it.
+/// True if this request's response must not contain secrets or prompts: a response of a relay about itself. Exceptions
+/// are a new key, which is shown once, and the worker secret for an admin who requests it.
 #[must_use]
 pub fn is_about_the_program(method: &str, target: &str) -> bool {
     let path = target.split('?').next().unwrap_or_default();

@@ -44,8 +44,8 @@ impl Trace {
         }
     }
 
-    /// Runs the program with recording. It remains the child that was spawned: the tracer is a separate child (`-D`) and
-    /// ends with it.
+    /// Runs the program with recording. It remains the child that was spawned: the tracer is a separate child (`-D`)
+    /// and ends with it.
     #[must_use]
     pub fn of(&self, program: Spawn, filter: &str) -> Spawn {
         let (path, filter) = (self.path().to_string_lossy().into_owned(), format!("trace={filter}"));

@@ -1,6 +1,6 @@
 //! A worker played by hand: the test writes every message. Only the automatic replies that [`FakeWorker::recv_json`]
-//! describes are sent by itself. It can be an old peer that supports only the original text messages or one with `core1`,
-//! and may violate any rule.
+//! describes are sent by itself. It can be an old peer that supports only the original text messages or one with
+//! `core1`, and may violate any rule.
 //!
 //! It reads its socket only inside its own functions: a test that does not call them plays a worker that hangs.
 

@@ -316,8 +316,8 @@ impl<'a> History<'a> {
     }
 }
 
-/// Checks that requests of one API key for the same model are sent to workers in order of arrival, a requeued one at its place,
-/// and that none is overtaken more often than this.
+/// Checks that requests of one API key for the same model are sent to workers in order of arrival, a requeued one at
+/// its place, and that none is overtaken more often than this.
 fn check_order(lines: &[Line], most_overtaken: usize) -> Vec<String> {
     // The place and the API key of each request.
     let mut submitted: HashMap<(&str, &str), (usize, Option<&str>)> = HashMap::new();

@@ -193,8 +193,8 @@ pub enum FaultKind {
 
 impl Plan {
     /// Returns the plan of `seed`. With odd seeds some workers swap models; every third seed has API keys, and clients
-    /// that keep their connections; with every fifth some workers are old, and one of two relays may be; every fourth has
-    /// conversations, which are placed by cache, and half of those have no faults.
+    /// that keep their connections; with every fifth some workers are old, and one of two relays may be; every fourth
+    /// has conversations, which are placed by cache, and half of those have no faults.
     pub fn new(seed: u64) -> Self {
         let mut plan = Self::without_slots(seed);
         if seed.is_multiple_of(5) {

@@ -130,7 +130,8 @@ impl SlotHandle {
             is_listening: Arc::clone(&is_listening),
         };
         drop(tokio::spawn(async move {
-            // Callers that await the task notice its end because their channels are dropped; relays must be notified too.
+            // Callers that await the task notice its end because their channels are dropped; relays must be notified
+            // too.
             if AssertUnwindSafe(slot.run()).catch_unwind().await.is_err() {
                 tracing::error!(
                     slot = index,
@@ -264,7 +265,8 @@ impl SlotTask {
         }
     }
 
-    /// Gives back requests of relays that cannot hold requests themselves but can requeue one that a stopping worker rejects.
+    /// Gives back requests of relays that cannot hold requests themselves but can requeue one that a stopping worker
+    /// rejects.
     fn give_back_held(&mut self) {
         let can_move = |waiting: &WaitingRequest| self.board.peer(waiting.place.relay()) == Some(Peer::Core1);
         let movable: Vec<_> = self.waiting.extract_if(|_, waiting| can_move(waiting)).collect();

@@ -84,7 +84,8 @@ pub(super) struct Place {
 #[derive(Debug)]
 struct Inner {
     slots: Vec<SlotView>,
-    /// Deliver each slot's demand. They are used under the lock, so that demand arrives in the order in which it was divided.
+    /// Deliver each slot's demand. They are used under the lock, so that demand arrives in the order in which it was
+    /// divided.
     mailboxes: Vec<Mailbox>,
     relays: BTreeMap<RelayKey, RelayView>,
     orders: HashMap<OrderId, OrderView>,

@@ -1,6 +1,7 @@
 //! The settings of a multiplexer and of its slots, as validated values with their defaults.
 //!
-//! They are few on purpose: anything that can be measured is not a setting. The constants below never needed to be changed.
+//! They are few on purpose: anything that can be measured is not a setting. The constants below never needed to be
+//! changed.
 
 use std::time::Duration;
 
@@ -16,7 +17,8 @@ pub const EVICT_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long a driver waits for the memory of an unloaded model to become free.
 pub const MEMORY_FREE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// From cancelling the severed requests to unloading: the backend sees them disconnect before it is put to sleep or killed.
+/// From cancelling the severed requests to unloading: the backend sees them disconnect before it is put to sleep or
+/// killed.
 pub const SEVER_GRACE: Duration = Duration::from_secs(2);
 
 /// Between two probes of the backend.

@@ -9,7 +9,8 @@ const COST_WEIGHT: f64 = 0.3;
 /// Weight of the newest sample of concurrent requests.
 const CONCURRENCY_WEIGHT: f64 = 0.3;
 
-/// A cost of more than this many times the average is an outlier, such as a first load that also downloaded the weights.
+/// A cost of more than this many times the average is an outlier, such as a first load that also downloaded the
+/// weights.
 const OUTLIER: u32 = 4;
 
 /// The number of gaps that are remembered.

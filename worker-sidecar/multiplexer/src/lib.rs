@@ -1,8 +1,9 @@
 //! The multiplexer: many models on one GPU, one of them resident at a time.
 //!
-//! The decisions are pure: the slot machine takes events with the time at which they happened and returns effects, the policy
-//! is arithmetic over plain values, and neither knows tasks, sockets or clocks. So every race is a plain test, random
-//! histories can be generated and replayed, and the simulator that compares policies runs the same code that serves requests.
+//! The decisions are pure: the slot machine takes events with the time at which they happened and returns effects, the
+//! policy is arithmetic over plain values, and neither knows tasks, sockets or clocks. So every race is a plain test,
+//! random histories can be generated and replayed, and the simulator that compares policies runs the same code that
+//! serves requests.
 //!
 //! - [`machine`] is one slot: the resident model, the waiting requests, and the next step.
 //! - [`event`] and [`effect`] are its inputs and outputs; [`error`] lists why a request is not served.

@@ -17,8 +17,8 @@
 //!
 //! Requests of relays with `slots1` never wait here. Their relays report the waiting requests, which are treated as
 //! waiting with their own age, and send them when the gate is open, through the
-//! [`SlotAllocator`](modelrelay_protocol::grants::SlotAllocator) of that model; a closed gate is capacity 0. Only requests
-//! of relays that do not support grants wait here, for at most the hold budget.
+//! [`SlotAllocator`](modelrelay_protocol::grants::SlotAllocator) of that model; a closed gate is capacity 0. Only
+//! requests of relays that do not support grants wait here, for at most the hold budget.
 
 #![warn(clippy::disallowed_types, clippy::iter_over_hash_type)]
 
@@ -235,7 +235,8 @@ impl Machine {
             self.expire_unused();
             self.lease_held();
             self.note_idleness();
-            // The cost of a forgotten model must not affect estimates for others, so it is dropped before the next decision.
+            // The cost of a forgotten model must not affect estimates for others, so it is dropped before the next
+            // decision.
             self.forget_removed();
             if !self.advance() {
                 break;

@@ -1,6 +1,7 @@
 //! Checks that a model fits before anything is unloaded for it.
 //!
-//! When two models exceed a GPU's memory, the second crashes, or worse, the first. A model of unknown size is never blocked.
+//! When two models exceed a GPU's memory, the second crashes, or worse, the first. A model of unknown size is never
+//! blocked.
 
 use std::fmt;
 
@@ -69,7 +70,8 @@ impl Size {
     }
 }
 
-/// Checks that a model of this size fits once the resident is gone. `slot`: the slot's memory, as declared by the operator.
+/// Checks that a model of this size fits once the resident is gone. `slot`: the slot's memory, as declared by the
+/// operator.
 pub fn check(size: Size, slot: Option<u64>, reading: &Reading) -> Result<(), Shortage> {
     if let Some(Sleep { copy, host_free }) = reading.sleep
         && copy > host_free

@@ -53,7 +53,8 @@ pub struct MultiplexerMetrics {
     memory_not_freed: IntCounter,
     residency: HistogramVec,
     share: GaugeVec,
-    /// The existing series, by slot and model: a series that is no longer reported is removed. Never held over an await.
+    /// The existing series, by slot and model: a series that is no longer reported is removed. Never held over an
+    /// await.
     seen: Mutex<KnownLabels>,
 }
 

@@ -8,8 +8,8 @@
 //!   then of keys with the least service. Of those that share its place, it is the one with the most waiting time per
 //!   second of swapping. A model that has waited longer than its bound comes before all of them. A backlog waits from
 //!   the end of its model's last turn, so it is not late again at once.
-//! - A resident all of whose work is of a lower class than a waiting request stays only for the floor of the quantum. So
-//!   does one whose keys had attained more service than those of another model already when it was loaded.
+//! - A resident all of whose work is of a lower class than a waiting request stays only for the floor of the quantum.
+//!   So does one whose keys had attained more service than those of another model already when it was loaded.
 //! - Age acts only through the quantum, and never cuts it below three times the cost: a limit that could cut it would
 //!   turn every backlog into arrival order, which does nothing but swap.
 //!
@@ -27,7 +27,8 @@ use super::event::RequestClass;
 /// A resident with work stays at least this many times the swap cost: then at most a quarter of the time is swapping.
 const FLOOR_COSTS: u32 = 3;
 
-/// It stays this many times the swap cost if no other model would wait too long: then at most a ninth of the time is swapping.
+/// It stays this many times the swap cost if no other model would wait too long: then at most a ninth of the time is
+/// swapping.
 const TENURE_COSTS: u32 = 8;
 
 /// Without a setting, a model may wait the longer of this ...
@@ -53,8 +54,8 @@ const LEAST_COST: Duration = Duration::from_millis(1);
 pub struct Candidate {
     /// The number of waiting requests, here and at relays.
     pub waiting: u32,
-    /// How long the model has waited for its turn: the age of the oldest request, but at most the time since the model was
-    /// last resident.
+    /// How long the model has waited for its turn: the age of the oldest request, but at most the time since the model
+    /// was last resident.
     pub age: Duration,
     /// The sum of their ages.
     pub total_wait: Duration,
@@ -208,7 +209,8 @@ pub fn longest_wait(knobs: &Knobs, busy: bool, candidates: &[Candidate], index: 
     }
 }
 
-/// Returns the assumed duration of a drain: a timeout long enough for the longest responses is no estimate of the usual ones.
+/// Returns the assumed duration of a drain: a timeout long enough for the longest responses is no estimate of the usual
+/// ones.
 pub fn usual_drain(knobs: &Knobs) -> Duration {
     knobs.drain_timeout.min(LONGEST_USUAL_DRAIN)
 }

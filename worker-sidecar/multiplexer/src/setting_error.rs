@@ -9,7 +9,8 @@ pub struct SettingError {
 }
 
 impl SettingError {
-    /// Creates an error about a value, of which the first 200 characters are shown. `allowed` describes the allowed values.
+    /// Creates an error about a value, of which the first 200 characters are shown. `allowed` describes the allowed
+    /// values.
     pub fn new(setting: impl Into<String>, value: impl Into<String>, allowed: impl Into<String>) -> Self {
         let value: String = value.into();
         let value = value.chars().take(200).collect();
@@ -21,7 +22,8 @@ impl SettingError {
         Self { setting: setting.into(), value: None, allowed: allowed.into() }
     }
 
-    /// Creates an error about a URL that cannot be used. The URL is repeated only if it cannot contain a password or a token.
+    /// Creates an error about a URL that cannot be used. The URL is repeated only if it cannot contain a password or a
+    /// token.
     pub fn url(setting: &str, url: &str, allowed: &str) -> Self {
         if url.contains(['@', '?', '#']) {
             Self::hidden(setting, format!("its value (not shown) is not allowed: {allowed}"))

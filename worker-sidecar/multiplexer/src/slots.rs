@@ -90,7 +90,8 @@ impl Multiplexer {
         self.send_to_all(|| Event::RelayLost { relay });
     }
 
-    /// A request arrived, which its relay received at `at`. It is queued when this returns; dropping the future cancels it.
+    /// A request arrived, which its relay received at `at`. It is queued when this returns; dropping the future cancels
+    /// it.
     pub fn arrive(&self, relay: RelayKey, (model, class): (&str, RequestClass), at: Instant) -> PendingLease {
         let request = RequestKey(self.next_key());
         let Some(place) = self.board.enter(relay, model, now()) else {

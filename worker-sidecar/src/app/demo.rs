@@ -83,7 +83,8 @@ pub async fn run(args: DemoArgs) -> io::Result<()> {
     serve_demo(listener, Demo::new(&args.model, args.delay), shutdown).await
 }
 
-/// Serves the demo backend at its default pace on `listener`, until `shutdown` resolves and the running responses have ended.
+/// Serves the demo backend at its default pace on `listener`, until `shutdown` resolves and the running responses have
+/// ended.
 ///
 /// # Errors
 /// Those of the listener.

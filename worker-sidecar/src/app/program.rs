@@ -66,7 +66,8 @@ fn check(args: &Args) -> ExitCode {
     }
 }
 
-/// Prints to standard output: help and version are command output, not a log. The reader may close the pipe before its end.
+/// Prints to standard output: help and version are command output, not a log. The reader may close the pipe before its
+/// end.
 fn print_text(text: &str) -> ExitCode {
     let _ = std::io::stdout().write_all(text.as_bytes());
     ExitCode::SUCCESS

@@ -34,9 +34,10 @@ pub fn run_demo(args: &Args, demo: DemoArgs) -> ExitCode {
     })
 }
 
-/// Runs `work` on a single thread, which forwards more tokens than any model generates; two threads would wake each other, and
-/// each token would cost more. Slow work, such as a driver's commands, has its own threads. tokio's multi-threaded scheduler
-/// with one thread would run a link's writer after each token, while this one lets it write all tokens that are available.
+/// Runs `work` on a single thread, which forwards more tokens than any model generates; two threads would wake each
+/// other, and each token would cost more. Slow work, such as a driver's commands, has its own threads. tokio's
+/// multi-threaded scheduler with one thread would run a link's writer after each token, while this one lets it write
+/// all tokens that are available.
 fn run_to_end(work: impl Future<Output = Result<(), SettingError>>) -> ExitCode {
     scheduling::use_batch_scheduling();
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
@@ -73,7 +74,8 @@ async fn serve(args: &Args, settings: Settings) -> Result<(), SettingError> {
             settings::watch(args, path, |settings| apply.apply(settings), |error| refuse.refuse(error)).await;
         });
     }
-    // `systemctl start` returns here, and fails if the settings are wrong. Waiting for an unavailable relay comes afterwards.
+    // `systemctl start` returns here, and fails if the settings are wrong. Waiting for an unavailable relay comes
+    // afterwards.
     readiness::report();
     work(&worker, first_signal).await;
     let last_metrics = async {

@@ -19,7 +19,8 @@ use url::Url;
 
 use super::upload::{Upload, UploadBody};
 
-/// The limit of hyper's read buffer, which also limits a response's head: a slow client must not cost more than a piece.
+/// The limit of hyper's read buffer, which also limits a response's head: a slow client must not cost more than a
+/// piece.
 const MAX_READ_BUFFER: usize = 64 << 10;
 
 /// How long a connection may take to become reusable after a response.
@@ -144,7 +145,8 @@ impl Answer {
         None
     }
 
-    /// Runs `work` while the request is still being sent to the backend: its response may begin before all of it is sent.
+    /// Runs `work` while the request is still being sent to the backend: its response may begin before all of it is
+    /// sent.
     pub async fn run_while_sending<T>(&mut self, work: impl Future<Output = T>) -> T {
         self.connection.driver.drive(work).await
     }

@@ -159,7 +159,8 @@ fn judge(engine: Engine, path: &str, found: Result<Option<ProbeReply>, BackendEr
 fn is_alive(engine: Engine, status: StatusCode) -> bool {
     match engine {
         Engine::Vllm | Engine::Sglang | Engine::LlamaServer => status.is_success(),
-        // An unknown server may require a key, or have another page there. Only a server error means that it cannot serve.
+        // An unknown server may require a key, or have another page there. Only a server error means that it cannot
+        // serve.
         Engine::Ollama | Engine::OpenAi => !status.is_server_error(),
     }
 }

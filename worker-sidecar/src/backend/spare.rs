@@ -1,5 +1,6 @@
-//! Memory for request bodies beyond the first [`STREAM_WINDOW_BYTES`] of each: windows that have grown, and bodies that are
-//! kept to be sent again. All requests of a worker share it, so that a hanging backend cannot make the worker hold more.
+//! Memory for request bodies beyond the first [`STREAM_WINDOW_BYTES`] of each: windows that have grown, and bodies that
+//! are kept to be sent again. All requests of a worker share it, so that a hanging backend cannot make the worker hold
+//! more.
 //!
 //! [`STREAM_WINDOW_BYTES`]: modelrelay_protocol::limits::STREAM_WINDOW_BYTES
 

@@ -215,7 +215,8 @@ impl Upload {
         self.lock().stopped = true;
     }
 
-    /// Keeps the pieces that the backend reads, so that they can be sent again. Returns false if there is no memory for that.
+    /// Keeps the pieces that the backend reads, so that they can be sent again. Returns false if there is no memory for
+    /// that.
     #[must_use]
     pub(super) fn keep_for_replay(&self) -> bool {
         let mut state = self.lock();
@@ -355,7 +356,8 @@ mod tests {
         Upload::new(8 << 20, Arc::clone(memory), Box::new(|_| ()))
     }
 
-    /// Makes the backend read `bytes` as soon as they arrive, so that the window grows if there is memory. Returns the window.
+    /// Makes the backend read `bytes` as soon as they arrive, so that the window grows if there is memory. Returns the
+    /// window.
     fn read(upload: &Upload, bytes: usize) -> u64 {
         for _ in 0..bytes / 65_536 {
             upload.push(Bytes::from(vec![0; 65_536])).unwrap();

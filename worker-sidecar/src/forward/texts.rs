@@ -58,7 +58,8 @@ fn is_event_stream(answer: &Answer) -> bool {
     answer.head.status == StatusCode::OK && content_type.to_ascii_lowercase().starts_with("text/event-stream")
 }
 
-/// Streams the response. A failure during the stream becomes an error frame, on which every SDK raises an error, and an end.
+/// Streams the response. A failure during the stream becomes an error frame, on which every SDK raises an error, and an
+/// end.
 async fn stream(job: &Job, mut answer: Answer) -> Passed {
     let mut usage = job.usage_reader(&answer);
     let (status, headers) = (answer.head.status.as_u16(), header_map(&answer));

@@ -20,7 +20,8 @@ struct Spans {
 }
 
 impl ForwardTrace {
-    /// Continues the relay's trace. Removes its headers from the request, because the backend continues the worker's trace.
+    /// Continues the relay's trace. Removes its headers from the request, because the backend continues the worker's
+    /// trace.
     pub(super) fn begin(traces: &Traces, request: &mut Request, worker: &str) -> Self {
         let (mut parent, mut state) = (None, None);
         request.headers.retain(|name, value| {
@@ -48,7 +49,8 @@ impl ForwardTrace {
         }
     }
 
-    /// The request is being sent to the backend: adds the trace headers. `path`: from the allow-list, without its query.
+    /// The request is being sent to the backend: adds the trace headers. `path`: from the allow-list, without its
+    /// query.
     pub(super) fn begin_backend(&self, backend: &Url, method: &str, path: &str, headers: &mut HeaderMap) {
         let mut spans = self.lock();
         let Some(spans) = spans.as_mut() else { return };

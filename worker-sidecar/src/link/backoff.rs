@@ -1,12 +1,14 @@
 //! The pause before the next dial.
 //!
-//! - After a lost link, and while its relay is unavailable: uniformly 0.2 s … min(10 s, 2ⁿ s), so that a thousand workers do
-//!   not return at the same instant.
-//! - An address that never admitted this worker: 1, 2, 4 … 30 s plus up to 500 ms of jitter. The same after a rejected secret.
-//! - The address of an already linked relay (a load balancer may choose another next time): 1–60 s, at first at most 2 s. A
-//!   balancer adds a new relay only once it is ready, and then sends clients to it at once: their requests wait there until a
-//!   dial happens to reach it. With n relays that takes about n dials, so the pause grows only after several times that; but
-//!   not after many, because each is a TLS handshake and a registration, by every worker of a fleet.
+//! - After a lost link, and while its relay is unavailable: uniformly 0.2 s … min(10 s, 2ⁿ s), so that a thousand
+//!   workers do not return at the same instant.
+//! - An address that never admitted this worker: 1, 2, 4 … 30 s plus up to 500 ms of jitter. The same after a rejected
+//!   secret.
+//! - The address of an already linked relay (a load balancer may choose another next time): 1–60 s, at first at most 2
+//!   s. A balancer adds a new relay only once it is ready, and then sends clients to it at once: their requests wait
+//!   there until a dial happens to reach it. With n relays that takes about n dials, so the pause grows only after
+//!   several times that; but not after many, because each is a TLS handshake and a registration, by every worker of a
+//!   fleet.
 
 use std::time::Duration;
 

@@ -78,7 +78,8 @@ impl Capacity {
         self.load.load(Ordering::Relaxed)
     }
 
-    /// The number of requests that wait for a slot at the relay behind `link`, or here if the relay does not support grants.
+    /// The number of requests that wait for a slot at the relay behind `link`, or here if the relay does not support
+    /// grants.
     pub fn waiting(&self, link: LinkId) -> u32 {
         self.lock().allocator.waiting(link)
     }
@@ -141,7 +142,8 @@ impl Capacity {
         self.change(|inner| inner.allocator.on_message(link, Instant::now()));
     }
 
-    /// Passes unused slots on when their time is over. Sleeps without a timer while no slot is handed out. Never returns.
+    /// Passes unused slots on when their time is over. Sleeps without a timer while no slot is handed out. Never
+    /// returns.
     pub async fn run(self: Arc<Self>) {
         loop {
             let due = self.lock().allocator.next_timeout();

@@ -1,10 +1,11 @@
 //! Detects a lost peer by the bytes received below the WebSocket, even in the middle of a message.
 //!
-//! Sent bytes prove nothing, because they may be in a kernel buffer. Only a lack of progress does: a peer that accepts none of
-//! the queued output for that long is lost as well.
+//! Sent bytes prove nothing, because they may be in a kernel buffer. Only a lack of progress does: a peer that accepts
+//! none of the queued output for that long is lost as well.
 //!
-//! A silence beyond the limit ends the link even if bytes arrive after it. A process that was stopped in the meantime finds in
-//! its socket the messages that the relay had sent before it gave up this worker, and whose requests others have served since.
+//! A silence beyond the limit ends the link even if bytes arrive after it. A process that was stopped in the meantime
+//! finds in its socket the messages that the relay had sent before it gave up this worker, and whose requests others
+//! have served since.
 
 use std::io;
 use std::pin::Pin;

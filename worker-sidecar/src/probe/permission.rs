@@ -1,9 +1,10 @@
 //! Decides which requests may drain the worker through its probe server.
 //!
-//! With a token, any client that sends it, by any method: a kubelet's hook sends a GET. Without one, any client that reaches
-//! the port, except web pages in a browser on this machine. A page can make a browser send a GET or a form to any address, but
-//! not a custom header to another site. By DNS rebinding it can make this address its own site; then `Host` is a name of its
-//! choice. So without a token the worker requires a POST with such a header, and a `Host` that no page can have as its name.
+//! With a token, any client that sends it, by any method: a kubelet's hook sends a GET. Without one, any client that
+//! reaches the port, except web pages in a browser on this machine. A page can make a browser send a GET or a form to
+//! any address, but not a custom header to another site. By DNS rebinding it can make this address its own site; then
+//! `Host` is a name of its choice. So without a token the worker requires a POST with such a header, and a `Host` that
+//! no page can have as its name.
 
 use std::net::{IpAddr, Ipv6Addr};
 

@@ -1,9 +1,10 @@
 //! Which models are advertised: none until the backend is healthy, then the configured ones or those that it lists.
 //!
-//! [`condition`](crate::backend::condition) decides whether the backend is healthy. A request that cannot connect, and a failed request whose health check
-//! fails too, withdraw all models before the failure itself is reported. The backend is then probed each second until it is
-//! back. A healthy backend is probed every 5 s, and lists its models every 30 s unless they are fixed. A model whose requests a
-//! healthy backend fails stays advertised, and is reported as [failing](outliers).
+//! [`condition`](crate::backend::condition) decides whether the backend is healthy. A request that cannot connect, and
+//! a failed request whose health check fails too, withdraw all models before the failure itself is reported. The
+//! backend is then probed each second until it is back. A healthy backend is probed every 5 s, and lists its models
+//! every 30 s unless they are fixed. A model whose requests a healthy backend fails stays advertised, and is reported
+//! as [failing](outliers).
 //!
 //! Locks: this one is taken before a link's, never after.
 
@@ -181,8 +182,9 @@ impl Catalogue {
         self.wake.notify_one();
     }
 
-    /// Probes the backend after it has failed a request. If the probe fails too, the models are withdrawn and the backend is
-    /// lost: it will not serve the next request either. A backend that does not respond in time may only be busy.
+    /// Probes the backend after it has failed a request. If the probe fails too, the models are withdrawn and the
+    /// backend is lost: it will not serve the next request either. A backend that does not respond in time may only be
+    /// busy.
     pub async fn is_lost(&self, single: &SingleBackend, backend: &Backend) -> bool {
         let failed = Instant::now();
         let mut newest = self.check.lock().await;

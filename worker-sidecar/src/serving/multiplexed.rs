@@ -219,7 +219,8 @@ impl MultiplexedBackend {
         }
     }
 
-    /// Applies new settings to the slots that exist since the start, and logs changes that take effect only at the next start.
+    /// Applies new settings to the slots that exist since the start, and logs changes that take effect only at the next
+    /// start.
     pub(super) fn reconfigure(self: &Arc<Self>, old: &Live, new: &Live) {
         let Some(slots) = &new.slots else { return };
         if new.slots == old.slots && new.model_details == old.model_details {
@@ -314,7 +315,8 @@ fn with_aliases(declared: &Declared, slots: &[SlotSettings]) -> Declared {
     of_aliases.chain(own).collect()
 }
 
-/// Returns the id of each alias's model. An id is never an alias; if two models have the same alias, the first one gets it.
+/// Returns the id of each alias's model. An id is never an alias; if two models have the same alias, the first one gets
+/// it.
 fn aliases(slots: &[SlotSettings]) -> BTreeMap<String, String> {
     let models = || slots.iter().flat_map(|slot| &slot.config.models);
     let mut all = BTreeMap::new();

@@ -11,7 +11,8 @@ use modelrelay_protocol::secret::Secret;
 /// Flags and variables of the worker, unjudged. An empty value counts as not given, except for the secret.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct Args {
-    /// Relay to dial: http(s)://, ws(s)://, or dns+http(s)://NAME:PORT for every address behind NAME [default: http://127.0.0.1:8080]
+    /// Relay to dial: http(s)://, ws(s)://, or dns+http(s)://NAME:PORT for every address behind NAME [default:
+    /// http://127.0.0.1:8080]
     #[arg(long, env = "PROXY_URL", value_name = "URL")]
     pub proxy_url: Option<String>,
     /// Provider to serve at the relay [default: local]
@@ -23,7 +24,8 @@ pub struct Args {
     /// File that holds the secret; read again at every dial. The worker waits while it is missing
     #[arg(long, env = "WORKER_SECRET_FILE", value_name = "FILE")]
     pub worker_secret_file: Option<PathBuf>,
-    /// File that holds a projected ServiceAccount token of the Pod, sent instead of the secret; read again at every dial
+    /// File that holds a projected ServiceAccount token of the Pod, sent instead of the secret; read again at every
+    /// dial
     #[arg(long, env = "WORKER_TOKEN_FILE", value_name = "FILE")]
     pub worker_token_file: Option<PathBuf>,
     /// Display name of the worker [default: the host name]
@@ -62,7 +64,8 @@ pub struct Args {
     /// Time limit for running requests to finish after SIGTERM [default: 30]
     #[arg(long, env = "SHUTDOWN_TIMEOUT_SECS", value_name = "SECONDS")]
     pub shutdown_timeout_secs: Option<String>,
-    /// With a multiplexer: time limit for running requests to finish before their model is unloaded; 0 severs them at once [default: 5m]
+    /// With a multiplexer: time limit for running requests to finish before their model is unloaded; 0 severs them at
+    /// once [default: 5m]
     #[arg(long, env = "DRAIN_TIMEOUT", value_name = "DURATION")]
     pub drain_timeout: Option<String>,
     /// Address that serves /livez, /readyz, /backendz, /healthz, /metrics and /drain [default: 127.0.0.1:17990]
@@ -74,7 +77,8 @@ pub struct Args {
     /// File that holds the token for /drain [default: none]
     #[arg(long, env = "DRAIN_TOKEN_FILE", value_name = "FILE")]
     pub drain_token_file: Option<PathBuf>,
-    /// CA certificates (PEM) to trust for the relay, in addition to the system's; read again at every dial [default: none]
+    /// CA certificates (PEM) to trust for the relay, in addition to the system's; read again at every dial [default:
+    /// none]
     #[arg(long, env = "RELAY_CA_FILE", value_name = "FILE")]
     pub relay_ca_file: Option<PathBuf>,
     /// Headers to add to each request to the relay, as NAME: VALUE, separated by ; or line breaks [default: none]
@@ -83,7 +87,8 @@ pub struct Args {
     /// File that holds these headers, one per line; read again at every dial [default: none]
     #[arg(long, env = "RELAY_HEADERS_FILE", value_name = "FILE")]
     pub relay_headers_file: Option<PathBuf>,
-    /// Collector to which OpenTelemetry traces, and with OTEL_METRICS_EXPORTER=otlp metrics, are exported (OTLP over HTTP), such as http://collector:4318 [default: none]
+    /// Collector to which OpenTelemetry traces, and with OTEL_METRICS_EXPORTER=otlp metrics, are exported (OTLP over
+    /// HTTP), such as http://collector:4318 [default: none]
     #[arg(long, env = "OTEL_EXPORTER_OTLP_ENDPOINT", value_name = "URL", hide_env_values = true)]
     pub otlp_endpoint: Option<String>,
     /// Log level: error, warn, info, debug or trace [default: info]

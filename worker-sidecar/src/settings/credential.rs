@@ -1,7 +1,8 @@
-//! The credential that the worker sends to its relays: a secret of the provider, or the token of its Pod's ServiceAccount.
+//! The credential that the worker sends to its relays: a secret of the provider, or the token of its Pod's
+//! ServiceAccount.
 //!
-//! Exactly one of the two: with both, it would be unclear which of them admits the worker, and a secret that is no longer
-//! needed would be left behind. The environment and the flags take precedence over `worker.yaml`, as everywhere.
+//! Exactly one of the two: with both, it would be unclear which of them admits the worker, and a secret that is no
+//! longer needed would be left behind. The environment and the flags take precedence over `worker.yaml`, as everywhere.
 
 use std::path::{Path, PathBuf};
 

@@ -86,7 +86,8 @@ impl File {
     }
 }
 
-/// Returns the library's error without the values that it found: a value in the wrong place may be a secret, or contain one.
+/// Returns the library's error without the values that it found: a value in the wrong place may be a secret, or contain
+/// one.
 fn without_values(message: &str) -> String {
     for (before, after) in [("invalid type: ", ", expected "), ("invalid value: ", ", expected ")] {
         if let (Some(start), Some(end)) = (message.find(before), message.rfind(after)) {
@@ -108,7 +109,8 @@ fn without_values(message: &str) -> String {
     message.to_owned()
 }
 
-/// Translates the library's names for types into those of YAML; the position, which the library usually knows, follows them.
+/// Translates the library's names for types into those of YAML; the position, which the library usually knows, follows
+/// them.
 fn in_yaml(expected: &str) -> String {
     let (shape, at) = expected.split_at(expected.find(" at line ").unwrap_or(expected.len()));
     let shape = match shape {

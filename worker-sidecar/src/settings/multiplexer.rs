@@ -1,6 +1,7 @@
 //! The `multiplexer` of `worker.yaml`, validated: the slots, and the driver of each.
 //!
-//! Keys that a driver does not read are errors too: a `command` for a driver that starts nothing would seem to have an effect.
+//! Keys that a driver does not read are errors too: a `command` for a driver that starts nothing would seem to have an
+//! effect.
 
 mod file;
 mod names;
@@ -141,7 +142,8 @@ fn knobs(args: &Args, block: &FileMultiplexer) -> Result<Knobs, SettingError> {
     })
 }
 
-/// The registered `max_concurrent`, the most requests that one relay may have here: the sum of each slot's largest capacity.
+/// The registered `max_concurrent`, the most requests that one relay may have here: the sum of each slot's largest
+/// capacity.
 fn max_held(slots: &[SlotSettings]) -> usize {
     let largest = |slot: &SlotSettings| slot.config.models.iter().map(|model| model.capacity).max().unwrap_or_default();
     slots.iter().map(|slot| usize::try_from(largest(slot)).unwrap_or(usize::MAX)).fold(0, usize::saturating_add)

@@ -9,8 +9,8 @@ use modelrelay_protocol::homes::HomeTable;
 use modelrelay_protocol::message::{ConversationKey, Homes};
 use modelrelay_relay::dispatch::{Conversation, Grant};
 
-/// The connections of one worker, by the number of the relay. Slots are divided and reports are made as the worker does it,
-/// by the same code.
+/// The connections of one worker, by the number of the relay. Slots are divided and reports are made as the worker does
+/// it, by the same code.
 #[derive(Debug)]
 pub struct Links {
     slots: SlotAllocator<usize>,

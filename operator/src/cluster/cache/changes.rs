@@ -13,8 +13,8 @@ use crate::crd::{Provider, WorkerPool};
 use crate::resources::names::{self, ObjectKey};
 use crate::spec::sharing;
 
-/// A change of a Provider triggers the Provider, and those that share a relay with it: the relay's owner, whose configuration
-/// contains it, or those that refer to it.
+/// A change of a Provider triggers the Provider, and those that share a relay with it: the relay's owner, whose
+/// configuration contains it, or those that refer to it.
 pub(super) fn provider_changes(
     triggers: &Triggers,
     providers: Store<Provider>,

@@ -21,8 +21,8 @@ use crate::spec::sharing;
 
 const FIELDS: &str = "type!=helm.sh/release.v1";
 
-/// Triggers the Providers that name a changed Secret, and the pools whose workers trust it. A Provider that another one's
-/// relay serves passes its new worker secret on to that one with its own pass.
+/// Triggers the Providers that name a changed Secret, and the pools whose workers trust it. A Provider that another
+/// one's relay serves passes its new worker secret on to that one with its own pass.
 pub(super) async fn follow(api: Api<PartialObjectMeta<Secret>>, caches: Caches) {
     let Caches { providers, pools, triggers, .. } = caches;
     let mut stream = std::pin::pin!(watcher(api, Config::default().fields(FIELDS)).default_backoff());

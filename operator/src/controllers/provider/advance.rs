@@ -22,8 +22,8 @@ use crate::resources::names;
 use crate::spec::provider::{ValidatedProvider, validate};
 use crate::spec::rotation::{self, Known, Plan};
 
-/// The interval for a pass that lacks something of another Provider: its secrets could not be read, or its relays do not
-/// know this Provider yet.
+/// The interval for a pass that lacks something of another Provider: its secrets could not be read, or its relays do
+/// not know this Provider yet.
 const SHARED_INTERVAL: SignedDuration = SignedDuration::from_secs(10);
 
 /// Applies the objects as far as possible. Failures are part of the outcome; the rest is done as completely as

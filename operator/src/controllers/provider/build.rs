@@ -46,8 +46,8 @@ pub(super) struct RelayInputs<'a> {
     pub(super) has_api_keys: bool,
     /// True if it contains keys.
     pub(super) holds_api_keys: bool,
-    /// True if the relay's Pods have a token for the API server. They keep it: otherwise another Provider that the relay
-    /// serves, and that no longer lists ServiceAccounts, would replace them.
+    /// True if the relay's Pods have a token for the API server. They keep it: otherwise another Provider that the
+    /// relay serves, and that no longer lists ServiceAccounts, would replace them.
     pub(super) has_api_access: bool,
 }
 

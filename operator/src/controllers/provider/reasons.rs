@@ -21,7 +21,8 @@ macro_rules! reasons {
 reasons! {
     /// At least one relay accepts requests.
     SERVING = "Serving";
-    /// At least one relay accepts requests. `expectWorkers` is ignored, because a pool may be scaled to zero and only requests wake it.
+    /// At least one relay accepts requests. `expectWorkers` is ignored, because a pool may be scaled to zero and only
+    /// requests wake it.
     SCALES_FROM_ZERO = "ScalesFromZero";
     /// No relay Pod is ready. Inspect the Pods.
     NO_RELAY_READY = "NoRelayReady";
@@ -48,7 +49,8 @@ reasons! {
     /// Relays cannot use the Secret of `relay.tls`; the message names the required change. The operator retries when
     /// the Secret changes.
     SECRET_INVALID = "SecretInvalid";
-    /// An object with a name that the Provider needs belongs to another owner: rename or delete it, or rename the Provider.
+    /// An object with a name that the Provider needs belongs to another owner: rename or delete it, or rename the
+    /// Provider.
     NAME_TAKEN = "NameTaken";
     /// The API server rejects an object because of the spec or a policy; the message contains the error.
     OBJECT_REFUSED = "ObjectRefused";
@@ -66,7 +68,8 @@ reasons! {
     RELAY_NOT_GRANTED = "RelayNotGranted";
     /// The Provider of `relayRef` is being deleted.
     RELAY_DELETING = "RelayDeleting";
-    /// The relay of `relayRef` serves as many Providers as it can, or this Provider's models and secrets are too large for it.
+    /// The relay of `relayRef` serves as many Providers as it can, or this Provider's models and secrets are too large
+    /// for it.
     RELAY_FULL = "RelayFull";
     /// The condition does not apply.
     AS_EXPECTED = "AsExpected";

@@ -2,8 +2,8 @@
 //!
 //! TokenReviews belong to no namespace, so the right to create them is a ClusterRole's, and no object of a namespace
 //! can own a binding to it. The chart creates both, the binding without subjects. The operator may change that one
-//! binding, and keeps the relays of Providers that list ServiceAccounts or tenants in it. So it can neither create nor delete
-//! cluster-wide bindings, and an attacker who takes over the operator can grant nothing but this right. Several
+//! binding, and keeps the relays of Providers that list ServiceAccounts or tenants in it. So it can neither create nor
+//! delete cluster-wide bindings, and an attacker who takes over the operator can grant nothing but this right. Several
 //! operators may share a cluster, each with its own binding.
 
 use std::collections::BTreeSet;
@@ -55,8 +55,8 @@ fn reviews_tokens<P: AsRef<Provider> + Clone>(provider: &Provider, all: &[P]) ->
         && (provider.spec.reviews_tokens() || sharing::sharers(provider, all).iter().any(lists))
 }
 
-/// Watches the binding, and requests a pass of each Provider whose relay is not in it: someone else changed the binding.
-/// Without a binding, there is nothing to watch. This never ends.
+/// Watches the binding, and requests a pass of each Provider whose relay is not in it: someone else changed the
+/// binding. Without a binding, there is nothing to watch. This never ends.
 pub(super) async fn follow_binding(client: &Client, binding: Option<&str>, caches: &Caches) -> Infallible {
     let Some(name) = binding.filter(|name| !name.is_empty()) else { return std::future::pending().await };
     follow(&Api::<ClusterRoleBinding>::all(client.clone()), name, |binding| {

@@ -72,8 +72,8 @@ where
     api.get_opt(name).await.map_err(fail)
 }
 
-/// Returns the relays of the pool's workers. While the Provider does not exist, or no relay can serve with its Secret, relays
-/// and workers keep their transport.
+/// Returns the relays of the pool's workers. While the Provider does not exist, or no relay can serve with its Secret,
+/// relays and workers keep their transport.
 pub async fn relay_target(client: &Client, caches: &Caches, pool: &WorkerPool) -> Result<RelayTarget, PoolFetchError> {
     let RelayName { namespace, name, provider } = relay_name(caches, pool);
     let transport = relay_transport(client, caches, pool).await?;

@@ -80,8 +80,8 @@ pub struct Measure<'a> {
     pub now: Timestamp,
 }
 
-/// Returns the Pods that wait for a pool which selected them. Without that pool, nothing releases them, and their creators
-/// did not request a worker.
+/// Returns the Pods that wait for a pool which selected them. Without that pool, nothing releases them, and their
+/// creators did not request a worker.
 pub fn orphans<'a>(pods: impl IntoIterator<Item = &'a Pod>) -> Vec<Gated> {
     let waits = |pod: &&Pod| {
         let annotations = pod.metadata.annotations.as_ref();

@@ -101,7 +101,8 @@ pub(super) fn has_pod(target: &TargetRef, pod: &Pod) -> bool {
     let owner = pod.owner_references().iter().find(|owner| owner.controller == Some(true));
     owner.is_some_and(|owner| match target.kind {
         TargetKind::StatefulSet => owner.kind == "StatefulSet" && owner.name == target.name,
-        // Kubernetes names a ReplicaSet after its Deployment and the hash of its template, which its Pods have as a label.
+        // Kubernetes names a ReplicaSet after its Deployment and the hash of its template, which its Pods have as a
+        // label.
         TargetKind::Deployment => pod.labels().get("pod-template-hash").is_some_and(|hash| {
             owner.kind == "ReplicaSet" && owner.name.strip_prefix(&target.name) == Some(&format!("-{hash}"))
         }),

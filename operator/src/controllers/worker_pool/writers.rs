@@ -6,9 +6,9 @@
 //! backends indefinitely: the operator then yields, and writes nothing until a whole delay has passed without another
 //! write.
 //!
-//! A program may also need longer than a delay to correct the operator, as a manifest that is applied every ten minutes.
-//! Therefore, a write that undoes the operator's last one is remembered for a day: from the second one on the operator
-//! yields, each time for twice as long.
+//! A program may also need longer than a delay to correct the operator, as a manifest that is applied every ten
+//! minutes. Therefore, a write that undoes the operator's last one is remembered for a day: from the second one on the
+//! operator yields, each time for twice as long.
 
 use std::time::{Duration, Instant};
 

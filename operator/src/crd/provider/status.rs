@@ -25,7 +25,8 @@ pub struct ProviderStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 1024))]
     pub worker_endpoint: Option<String>,
-    /// Provider whose relay serves this one: its own name, or that of another Provider, with its namespace if that differs.
+    /// Provider whose relay serves this one: its own name, or that of another Provider, with its namespace if that
+    /// differs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 256))]
     pub relay: Option<String>,

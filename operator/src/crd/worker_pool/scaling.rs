@@ -16,14 +16,15 @@ pub struct Scaling {
     #[serde(default)]
     #[schemars(range(min = 0, max = 10_000))]
     pub min_replicas: i32,
-    /// Workload of another owner in the same namespace that runs the pool's Pods and that the operator scales. Excludes template.
+    /// Workload of another owner in the same namespace that runs the pool's Pods and that the operator scales. Excludes
+    /// template.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub target_ref: Option<TargetRef>,
     /// Maximum number of Pods.
     #[schemars(range(min = 1, max = 10_000))]
     pub max_replicas: i32,
-    /// Target number of queued and running requests per Pod. Default: maxConcurrency, or with multiplexer.slots the sum over slots of
-    /// the largest maxConcurrency of a slot's models.
+    /// Target number of queued and running requests per Pod. Default: maxConcurrency, or with multiplexer.slots the sum
+    /// over slots of the largest maxConcurrency of a slot's models.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 65535))]
     pub target_requests_per_replica: Option<i32>,

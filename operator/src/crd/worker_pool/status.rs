@@ -41,7 +41,8 @@ pub struct WorkerPoolStatus {
     /// Number of workers that are connected to the relays.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub connected: Option<i32>,
-    /// First 32 models that the workers advertise. Kept while there is no Pod, because a request for one of them may wake the pool.
+    /// First 32 models that the workers advertise. Kept while there is no Pod, because a request for one of them may
+    /// wake the pool.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32), inner(length(max = 256)))]
     pub models: Vec<String>,

@@ -1,5 +1,5 @@
-//! Fields of a log line: the text of [`DefaultVisitor`], without colours at a fraction of its cost. It styles each name and
-//! sign, also where there is no style, and examines each character of a text twice.
+//! Fields of a log line: the text of [`DefaultVisitor`], without colours at a fraction of its cost. It styles each name
+//! and sign, also where there is no style, and examines each character of a text twice.
 
 use std::fmt::{self, Debug};
 
@@ -121,7 +121,8 @@ impl Visit for FieldWriter<'_> {
     }
 }
 
-/// True for all but the message, which has no name in the line, the library's own fields, and names that are keywords of Rust.
+/// True for all but the message, which has no name in the line, the library's own fields, and names that are keywords
+/// of Rust.
 fn is_usual(field: &Field) -> bool {
     let name = field.name();
     name != "message" && !name.starts_with("r#") && !name.starts_with("log.")

@@ -1,8 +1,8 @@
 //! Log lines on their way to the thread that writes them.
 //!
-//! A plain buffer instead of the channel of `tracing-appender`: the thread takes all waiting lines at once and writes them in one
-//! call. A request, which logs two lines, thus needs 2,000 instructions less in the relay (`scripts/test speed`), and a burst
-//! fewer system calls.
+//! A plain buffer instead of the channel of `tracing-appender`: the thread takes all waiting lines at once and writes
+//! them in one call. A request, which logs two lines, thus needs 2,000 instructions less in the relay (`scripts/test
+//! speed`), and a burst fewer system calls.
 
 use std::io::Write;
 use std::mem;

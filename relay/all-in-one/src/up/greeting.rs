@@ -31,7 +31,8 @@ fn request(url: &str, model: &str, shell: Shell) -> String {
     let target = format!("{url}/v1/chat/completions -H 'content-type: application/json'");
     match shell {
         Shell::Posix => format!("    curl -N {target} \\\n      -d {body}"),
-        // As an argument the body would lose its quotes in Windows PowerShell 5, and not in PowerShell 7; a pipe works in both.
+        // As an argument the body would lose its quotes in Windows PowerShell 5, and not in PowerShell 7; a pipe works
+        // in both.
         Shell::PowerShell => format!("    {body} |\n      curl.exe -N {target} -d '@-'"),
     }
 }

@@ -1,7 +1,7 @@
 //! The processes of a run: started one after another, watched, and stopped in order.
 //!
-//! Each is this same program as a [part](modelrelay_platform::parent) of this process: it reports on standard output that it is
-//! ready, and stops when its standard input ends, also when this process is killed.
+//! Each is this same program as a [part](modelrelay_platform::parent) of this process: it reports on standard output
+//! that it is ready, and stops when its standard input ends, also when this process is killed.
 
 use std::io::{self, Write};
 use std::net::{IpAddr, SocketAddr};
@@ -102,7 +102,8 @@ impl Parts {
         if with_reminders(&format!("the start of the {name}"), ready).await { Ok(()) } else { Err(self.ended().await) }
     }
 
-    /// Starts a part on the first free port. Another program may take that port in the same moment; then the next one is tried.
+    /// Starts a part on the first free port. Another program may take that port in the same moment; then the next one
+    /// is tried.
     pub(super) async fn start_on_free_port(
         &mut self,
         ip: IpAddr,
@@ -207,7 +208,8 @@ async fn with_reminders<T>(what: &str, wait: impl Future<Output = T>) -> T {
     }
 }
 
-/// Prints each line of a part's output behind its name, until the output ends. The line that reports readiness is not printed.
+/// Prints each line of a part's output behind its name, until the output ends. The line that reports readiness is not
+/// printed.
 async fn pass_on(name: &str, output: Option<impl AsyncRead + Unpin>, mut ready: Option<oneshot::Sender<()>>) {
     let Some(output) = output else { return };
     let mut lines = BufReader::new(output);

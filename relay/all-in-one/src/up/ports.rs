@@ -9,8 +9,8 @@ use tokio::net::{TcpListener, TcpStream};
 /// Windows takes two seconds to report that nothing listens on a port.
 const DIAL_TIMEOUT: Duration = Duration::from_millis(300);
 
-/// The first port from `first` on that nothing answers, or any free one for 0. A port is not bound to find out: another run
-/// that starts at the same time would take it for an occupied one, or fail to listen.
+/// The first port from `first` on that nothing answers, or any free one for 0. A port is not bound to find out: another
+/// run that starts at the same time would take it for an occupied one, or fail to listen.
 pub(super) async fn free_port(ip: IpAddr, first: u16) -> Result<SocketAddr, String> {
     if first == 0 {
         let any = bind(SocketAddr::new(ip, 0)).await;
@@ -25,8 +25,8 @@ pub(super) async fn free_port(ip: IpAddr, first: u16) -> Result<SocketAddr, Stri
     Err(format!("no free port on {ip} from {first} upwards"))
 }
 
-/// True if a program could listen there. Some systems let a second program listen on a port that a first one has on every
-/// address of the machine, so the port is dialled too.
+/// True if a program could listen there. Some systems let a second program listen on a port that a first one has on
+/// every address of the machine, so the port is dialled too.
 pub(super) async fn is_free(addr: SocketAddr) -> bool {
     !is_answered(addr).await && bind(addr).await.is_ok()
 }

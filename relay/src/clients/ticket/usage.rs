@@ -40,8 +40,8 @@ impl RequestUsage<'_> {
         sums
     }
 
-    /// True if a backend has computed a part of the request at least. An error of the backend has no tokens, and neither has
-    /// a stored response that is only read.
+    /// True if a backend has computed a part of the request at least. An error of the backend has no tokens, and
+    /// neither has a stored response that is only read.
     fn is_computed(&self) -> bool {
         let is_cancelled = matches!(self.outcome, Outcome::Cancelled | Outcome::RequestTimeout);
         let is_cancelled_there = is_cancelled && self.progress.dispatched_at.is_some();

@@ -56,8 +56,8 @@ impl Cache {
     }
 
     /// Handles a report on this number of other relays' conversations, and their backlog. Returns true if the reported
-    /// requests came since the last report. The first reports of a connection have what the worker remembers; the first one
-    /// that is not full is the last of these.
+    /// requests came since the last report. The first reports of a connection have what the worker remembers; the first
+    /// one that is not full is the last of these.
     pub(crate) fn handle_reported(&mut self, homes: usize, others: u64) -> bool {
         self.others = others;
         let is_current = self.is_current;

@@ -181,8 +181,8 @@ pub enum Event {
         /// The tokens.
         usage: TokenUsage,
     },
-    /// A worker reported the conversations that other relays have sent it. A known home at another worker is replaced only if
-    /// the reported body is longer.
+    /// A worker reported the conversations that other relays have sent it. A known home at another worker is replaced
+    /// only if the reported body is longer.
     HomesReported {
         /// The worker.
         worker: WorkerKey,

@@ -4,13 +4,13 @@
 //! all flows stand in four *lines*: one for each class, and one more for the lanes whose first request is promoted. A
 //! line is in the order of the flows' service, then of arrival.
 //!
-//! A charge moves one flow within each line, whatever number of lanes it has, so it costs the logarithm of the number of
-//! flows that wait.
+//! A charge moves one flow within each line, whatever number of lanes it has, so it costs the logarithm of the number
+//! of flows that wait.
 //!
-//! The *floor* is the least settled service of a flow with waiting requests, and never falls. A flow that begins to wait is
-//! lifted to it, so time without requests gives no credit. Estimates of running requests are not settled: if they are too
-//! high, a flow that is lifted to them would wait until others had really used as much. Hence a flow at or below the floor
-//! need not be remembered once its last request has ended; of the others, [`MAX_IDLE`] are.
+//! The *floor* is the least settled service of a flow with waiting requests, and never falls. A flow that begins to
+//! wait is lifted to it, so time without requests gives no credit. Estimates of running requests are not settled: if
+//! they are too high, a flow that is lifted to them would wait until others had really used as much. Hence a flow at or
+//! below the floor need not be remembered once its last request has ended; of the others, [`MAX_IDLE`] are.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fmt::Debug;
@@ -201,8 +201,8 @@ impl<L: Copy + Ord + Debug> Flows<L> {
         id
     }
 
-    /// Raises the floor to the least settled service of a waiting flow. Called before each event, so it does not depend on the
-    /// order in which requests leave the queue during one.
+    /// Raises the floor to the least settled service of a waiting flow. Called before each event, so it does not depend
+    /// on the order in which requests leave the queue during one.
     pub(crate) fn raise_floor(&mut self) {
         if let Some((least, _)) = self.active.first().filter(|(least, _)| *least > self.floor) {
             self.floor = *least;

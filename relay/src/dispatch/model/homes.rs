@@ -1,8 +1,8 @@
 //! Where the conversations are: the worker that computed each one's last prompt, and so has it in its cache.
 //!
 //! The number of homes is bounded. They are kept in two generations: when the younger one holds half of the limit, it
-//! becomes the older one, and the homes of the previous older one that were not used since are forgotten. So at least the
-//! half of the limit that was used last is remembered, at the cost of one or two look-ups.
+//! becomes the older one, and the homes of the previous older one that were not used since are forgotten. So at least
+//! the half of the limit that was used last is remembered, at the cost of one or two look-ups.
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};

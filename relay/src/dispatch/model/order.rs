@@ -1,9 +1,9 @@
 //! The order in which the waiting requests of a model would be sent, from which positions are read.
 //!
 //! Sorting a queue costs far more than any event, and a full queue rejects thousands of requests a second. An order is
-//! therefore used for a second; in a long queue for longer, so that sorting takes at most a hundredth of the time. It is
-//! replaced earlier once the queue has grown or shrunk by an eighth, which costs each request that comes or goes a constant
-//! number of steps. The order of fewer than eight requests is replaced whenever their number changes.
+//! therefore used for a second; in a long queue for longer, so that sorting takes at most a hundredth of the time. It
+//! is replaced earlier once the queue has grown or shrunk by an eighth, which costs each request that comes or goes a
+//! constant number of steps. The order of fewer than eight requests is replaced whenever their number changes.
 
 use std::collections::BTreeMap;
 

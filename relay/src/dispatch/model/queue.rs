@@ -3,12 +3,12 @@
 //!
 //! The requests of one model stand in *lanes*: all requests of a lane can be served by exactly the same workers (same
 //! pin, same need of `core1`, same workers that failed them, same meanings of the name), so all of a lane wait for a
-//! load or none does, and they share their clocks. They also belong to one key and class, so they are served in order of
-//! arrival. Usually a model has one lane for each key.
+//! load or none does, and they share their clocks. They also belong to one key and class, so they are served in order
+//! of arrival. Usually a model has one lane for each key.
 //!
 //! The whole queue knows the [`Front`] of each lane: its first request, and its next deadline. A worker with room walks
-//! through the lanes in the order of [`Flows`](super::flows::Flows), and gets the first request of the first lane that is
-//! open to it. A request knows its place, so cancelling and expiring need no search.
+//! through the lanes in the order of [`Flows`](super::flows::Flows), and gets the first request of the first lane that
+//! is open to it. A request knows its place, so cancelling and expiring need no search.
 
 mod index;
 
@@ -185,8 +185,8 @@ pub(crate) struct ModelQueue {
 }
 
 impl ModelQueue {
-    /// Returns a lane with the position of its cold clock. A lane that does not exist yet is added, for a request that is
-    /// inserted next; `cold` is its current state, and its clock begins at zero.
+    /// Returns a lane with the position of its cold clock. A lane that does not exist yet is added, for a request that
+    /// is inserted next; `cold` is its current state, and its clock begins at zero.
     pub(crate) fn open_lane(&mut self, id: LaneId, cold: bool, now: Moment) -> (LaneNo, Span) {
         let lane = self.number(&id).unwrap_or_else(|| self.add(id, cold, now));
         (lane, self.lane(lane).map_or(0, |lane| lane.clock.at(Axis::Cold, now)))
@@ -300,8 +300,9 @@ impl ModelQueue {
         }
     }
 
-    /// Returns the requests that this worker could be sent, in the lanes that are due for it and those pinned to it. Costs a
-    /// step for each lane, which are as many as the keys that wait for the model, unless workers have failed requests.
+    /// Returns the requests that this worker could be sent, in the lanes that are due for it and those pinned to it.
+    /// Costs a step for each lane, which are as many as the keys that wait for the model, unless workers have failed
+    /// requests.
     pub(crate) fn waiting_for(&self, worker: &Worker, is_due: impl Fn(&LaneKey) -> bool) -> Waiting {
         total(self.lanes_for(worker, is_due))
     }
@@ -315,8 +316,8 @@ impl ModelQueue {
         self.lanes_for(worker, is_due).map(|lane| (lane.key().class, lane.key().flow))
     }
 
-    /// Returns the sum of the arrivals of the oldest `count` of those, in nanoseconds. Costs a step for each lane and for each
-    /// of these requests.
+    /// Returns the sum of the arrivals of the oldest `count` of those, in nanoseconds. Costs a step for each lane and
+    /// for each of these requests.
     pub(crate) fn first_arrivals(&self, worker: &Worker, count: u32, is_due: impl Fn(&LaneKey) -> bool) -> i128 {
         let count = usize::try_from(count).unwrap_or(usize::MAX);
         let mut lanes: Vec<_> = self.lanes_for(worker, is_due).map(|lane| lane.list.in_order()).collect();
@@ -369,8 +370,8 @@ impl ModelQueue {
             .map(|(_, lane)| lane)
     }
 
-    /// Returns the requests of each lane with the time left on each axis: the queue without the numbers of its lanes and
-    /// entries, whose values do not matter.
+    /// Returns the requests of each lane with the time left on each axis: the queue without the numbers of its lanes
+    /// and entries, whose values do not matter.
     #[cfg(test)]
     pub(crate) fn canonical(&self, now: Moment) -> Vec<(&LaneId, bool, Vec<CanonicalEntry>)> {
         let mut lanes: Vec<_> = self.lanes().map(|(_, id, lane)| (id, lane)).collect();

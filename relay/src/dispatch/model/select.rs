@@ -1,6 +1,6 @@
 //! Selects the worker for a request: the lowest load wins, ties are broken by rotation, without a scan of the other
-//! workers. Of workers at different [distances](Distance), the nearest wins, unless it has more load or backlog than the
-//! others by more than the [spill](Spill).
+//! workers. Of workers at different [distances](Distance), the nearest wins, unless it has more load or backlog than
+//! the others by more than the [spill](Spill).
 
 use std::collections::BTreeSet;
 
@@ -114,8 +114,8 @@ impl Available {
         self.nearest(|sides| sides.least_backlog(needs_core1, &suits), backlog, spill)
     }
 
-    /// Returns the nearest of the best workers of each distance that exceeds the least load and the least backlog of them by
-    /// at most `spill`; if each exceeds one of the two, the one with the least backlog.
+    /// Returns the nearest of the best workers of each distance that exceeds the least load and the least backlog of
+    /// them by at most `spill`; if each exceeds one of the two, the one with the least backlog.
     fn nearest(
         &self,
         best: impl Fn(&Sides) -> Option<Rank>,

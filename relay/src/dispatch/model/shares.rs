@@ -1,7 +1,8 @@
 //! The requests that the queue holds, in total and for each key, and how many of them the key's share admits.
 //!
-//! Only requests with a [`QueueShare`] are counted by key. One of them may always wait, however small the share: otherwise
-//! a key would be useless whenever all workers are busy. A requeue is admitted beyond the share, and is counted.
+//! Only requests with a [`QueueShare`] are counted by key. One of them may always wait, however small the share:
+//! otherwise a key would be useless whenever all workers are busy. A requeue is admitted beyond the share, and is
+//! counted.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -55,8 +56,8 @@ struct ShareUsage {
 }
 
 impl Shares {
-    /// True if the share has no room for another request with a body of this size next to those of this class and higher
-    /// ones.
+    /// True if the share has no room for another request with a body of this size next to those of this class and
+    /// higher ones.
     pub(crate) fn is_full_for(&self, share: &QueueShare, bytes: u64, lowest: Class, settings: &Settings) -> bool {
         let Some(ShareUsage { held, .. }) = self.0.get(&share.key) else { return false };
         let part = |whole: u64| u64::try_from(u128::from(whole) * u128::from(share.percent) / 100).unwrap_or(whole);

@@ -1,5 +1,5 @@
-//! An ordered set that usually has one element. That one is kept in place: while one key waits for one model, the queue's
-//! indexes cost a comparison each, and no allocation.
+//! An ordered set that usually has one element. That one is kept in place: while one key waits for one model, the
+//! queue's indexes cost a comparison each, and no allocation.
 
 use std::collections::BTreeSet;
 

@@ -1,10 +1,10 @@
 //! The requests that wait for the same workers: returns the oldest, the next to expire, and removes any of them.
 //!
-//! Requests arrive in the order of their keys and, while the settings do not change, in that of their deadlines. So they
-//! form a linked list, and its first is also the first to expire. Insertion and removal touch a node and its
-//! neighbours, however long the list is. A request that does not fit behind the last one, because it
-//! returns from a worker or its deadline is nearer, is *late* and kept in trees next to the list: late requests are
-//! few; if all were, they would cost as much as trees do.
+//! Requests arrive in the order of their keys and, while the settings do not change, in that of their deadlines. So
+//! they form a linked list, and its first is also the first to expire. Insertion and removal touch a node and its
+//! neighbours, however long the list is. A request that does not fit behind the last one, because it returns from a
+//! worker or its deadline is nearer, is *late* and kept in trees next to the list: late requests are few; if all were,
+//! they would cost as much as trees do.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU32;

@@ -3,10 +3,10 @@
 //! If the queue is full, or the key's share of it, a request displaces the youngest one of a lower class, if that makes
 //! room for it; of the lowest class first. Several are displaced only if their bodies are small.
 //!
-//! Each class that is in use keeps a tenth of the queue: higher classes neither occupy that part nor displace from it. So
-//! however many requests of a higher class come, some of a lower one wait, and are [promoted](super::fair) in time. A class
-//! is in use while its requests wait, and for a minute after the last one came: refused clients come back within that
-//! time. Within the share of one key nothing is kept: its owner decides what is urgent.
+//! Each class that is in use keeps a tenth of the queue: higher classes neither occupy that part nor displace from it.
+//! So however many requests of a higher class come, some of a lower one wait, and are [promoted](super::fair) in time.
+//! A class is in use while its requests wait, and for a minute after the last one came: refused clients come back
+//! within that time. Within the share of one key nothing is kept: its owner decides what is urgent.
 //!
 //! Displacing a request costs the logarithm of the queue's length.
 
@@ -44,8 +44,8 @@ impl Limit {
         taken + self.new > self.most
     }
 
-    /// Returns the class that has to make room for a request of this one: the lowest that has more than it keeps. `None` if
-    /// no class has to.
+    /// Returns the class that has to make room for a request of this one: the lowest that has more than it keeps.
+    /// `None` if no class has to.
     fn displaces(&self, class: Class) -> Option<Class> {
         let (own, lower) = (class as usize, class as usize + 1);
         let parts = self.held[lower..].iter().zip(&self.kept[lower..]).map(|(held, kept)| held.max(kept));

@@ -163,8 +163,9 @@ impl Dispatch {
         Some((demand, place))
     }
 
-    /// Returns the highest class of the requests that wait for a model of this worker, and the least service of their keys.
-    /// Promotion does not change it: a model whose requests wait for long comes first by the multiplexer's own bound.
+    /// Returns the highest class of the requests that wait for a model of this worker, and the least service of their
+    /// keys. Promotion does not change it: a model whose requests wait for long comes first by the multiplexer's own
+    /// bound.
     fn fair_place(&self, model: ModelId, worker: &Worker) -> Option<(Class, Service)> {
         let group = &self.models[model];
         let is_due = |lane: &LaneKey| group.concerns(worker) && !self.passes_over(group, worker.key, lane);

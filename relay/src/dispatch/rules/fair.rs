@@ -2,19 +2,19 @@
 //!
 //! A free slot gets, of the requests that it can serve, the one of the highest class; of those, the one whose key has
 //! attained the least service divided by its weight; of those, the oldest. A request that has waited for a stated time
-//! is *promoted*: it goes before requests of higher classes whose keys have attained more service. So a busy higher class
-//! delays lower ones and does not starve them, and a request that is only old does not go before its own class.
+//! is *promoted*: it goes before requests of higher classes whose keys have attained more service. So a busy higher
+//! class delays lower ones and does not starve them, and a request that is only old does not go before its own class.
 //!
 //! This is the Virtual Token Counter of <https://arxiv.org/abs/2401.00588>. A key is charged an estimate when a request
-//! is sent, which is settled by its usage when it ends, reported or estimated. A key none of whose requests waits is lifted to the least of those
-//! that wait when its next request arrives, without the estimates of their running requests. While two keys of one class and weight wait for the same workers, and no other
-//! class does, what they attain differs by at most twice the cost of two requests for each slot and one more, however long
-//! they wait. If a lower class waits too, a new key may also catch up what its class was sent before the lower one was
-//! promoted.
+//! is sent, which is settled by its usage when it ends, reported or estimated. A key none of whose requests waits is
+//! lifted to the least of those that wait when its next request arrives, without the estimates of their running
+//! requests. While two keys of one class and weight wait for the same workers, and no other class does, what they
+//! attain differs by at most twice the cost of two requests for each slot and one more, however long they wait. If a
+//! lower class waits too, a new key may also catch up what its class was sent before the lower one was promoted.
 //!
-//! Requests without an owner share one key of the class [`Normal`](Class::Normal). Within one key and class the order is
-//! that of arrival, so it is the contract's if no request has an owner. A requeue returns the charge of its attempt, and
-//! waits at its place among the requests of its key and class.
+//! Requests without an owner share one key of the class [`Normal`](Class::Normal). Within one key and class the order
+//! is that of arrival, so it is the contract's if no request has an owner. A requeue returns the charge of its attempt,
+//! and waits at its place among the requests of its key and class.
 
 use std::collections::BTreeSet;
 
@@ -30,8 +30,8 @@ use crate::dispatch::model::registry::Worker;
 use crate::dispatch::model::request::{Request, RequestState};
 
 impl Dispatch {
-    /// Returns the wait after which a request is promoted. Promotion matters only between classes, so it costs nothing while
-    /// all waiting requests are of one.
+    /// Returns the wait after which a request is promoted. Promotion matters only between classes, so it costs nothing
+    /// while all waiting requests are of one.
     pub(super) fn promote_after(&self) -> Option<Span> {
         match self.settings.fairness {
             Fairness::Fifo => None,

@@ -1,16 +1,17 @@
 //! Placement by cache: a conversation goes back to its home, the worker that computed its last prompt.
 //!
-//! With [`Placement::LeastLoad`] only among equally loaded workers. With [`Placement::Cache`] a worker costs the bytes that
-//! it has yet to compute, its backlog, and those of the request that it does not have in its cache. The home is compared
-//! with the worker of the smallest backlog; the cheaper one gets the request. So a conversation moves when waiting at its
-//! home costs more than moving, which is [more](MOVE_COST) than computing its prompt again. A farther worker costs the bytes of
-//! the [spill](crate::dispatch::Spill) in addition. With least load, a home wins only among workers of its own distance.
+//! With [`Placement::LeastLoad`] only among equally loaded workers. With [`Placement::Cache`] a worker costs the bytes
+//! that it has yet to compute, its backlog, and those of the request that it does not have in its cache. The home is
+//! compared with the worker of the smallest backlog; the cheaper one gets the request. So a conversation moves when
+//! waiting at its home costs more than moving, which is [more](MOVE_COST) than computing its prompt again. A farther
+//! worker costs the bytes of the [spill](crate::dispatch::Spill) in addition. With least load, a home wins only among
+//! workers of its own distance.
 //!
-//! How much of a prompt a home still has is learned from the cached tokens that backends report: a worker whose cache often
-//! lacks what was believed is trusted less, and its homes count for less.
+//! How much of a prompt a home still has is learned from the cached tokens that backends report: a worker whose cache
+//! often lacks what was believed is trusted less, and its homes count for less.
 //!
-//! Workers report to each relay the conversations of the others, so relays that share workers find the same homes, and one
-//! that has restarted learns them.
+//! Workers report to each relay the conversations of the others, so relays that share workers find the same homes, and
+//! one that has restarted learns them.
 //!
 //! A request without a conversation, and one that is pinned, follows the contract.
 
@@ -24,9 +25,9 @@ use crate::dispatch::model::registry::Worker;
 use crate::dispatch::model::request::{Request, RequestState};
 use crate::dispatch::model::select::Rank;
 
-/// The cost of a move, as a multiple of the prompt that is computed again. Computing it is not all: the second copy displaces
-/// other conversations from the new worker's cache. On recorded requests with full caches, 3 gives a third more hits than 1,
-/// and half the time to the first token; 8 makes conversations wait longer for homes that are busy.
+/// The cost of a move, as a multiple of the prompt that is computed again. Computing it is not all: the second copy
+/// displaces other conversations from the new worker's cache. On recorded requests with full caches, 3 gives a third
+/// more hits than 1, and half the time to the first token; 8 makes conversations wait longer for homes that are busy.
 const MOVE_COST: u64 = 3;
 
 /// A slot that is free looks for a request at home among this number of the first in a lane.
@@ -40,8 +41,8 @@ impl Dispatch {
         self.settings.placement == Placement::Cache
     }
 
-    /// Returns the worker at which a request's conversation is at home, and the bytes of the prompt that are believed to be
-    /// in its cache. `None` if it has none, or that worker has left or forgotten it.
+    /// Returns the worker at which a request's conversation is at home, and the bytes of the prompt that are believed
+    /// to be in its cache. `None` if it has none, or that worker has left or forgotten it.
     fn home_of(&self, request: &Request) -> Option<(&Worker, u64)> {
         let home = self.homes.get(request.conversation()?)?;
         let worker = self.workers.get(self.instances.get(&home.instance)?)?;
@@ -149,8 +150,8 @@ impl Dispatch {
         self.note_load(key);
     }
 
-    /// True if a home that a worker remembers is newer than the known one. The conversation may have moved since; because it
-    /// grows, the longer body is the newer one.
+    /// True if a home that a worker remembers is newer than the known one. The conversation may have moved since;
+    /// because it grows, the longer body is the newer one.
     fn is_newer_home(&self, conversation: Conversation, worker: WorkerKey, bytes: u64) -> bool {
         let instance = self.workers.get(&worker).map(|worker| worker.instance);
         let known = self.homes.get(conversation).filter(|known| self.instances.contains_key(&known.instance));
@@ -185,8 +186,8 @@ impl Dispatch {
 
     /// Voids the homes of models whose gate at a worker has opened or closed: it may have unloaded them.
     ///
-    /// The first gate of a model on a connection voids nothing. Homes of earlier connections are void already, and a relay
-    /// that has restarted may read a report on homes before it.
+    /// The first gate of a model on a connection voids nothing. Homes of earlier connections are void already, and a
+    /// relay that has restarted may read a report on homes before it.
     pub(super) fn forget_homes(&mut self, key: WorkerKey, toggled: &[ModelId]) {
         self.turn += 1;
         let turn = self.turn;
@@ -247,8 +248,8 @@ impl Dispatch {
         }
     }
 
-    /// Returns a request that this worker should be sent before the `oldest` of its key and class that it can serve: one of
-    /// the next in the same lane that is at home there. Records that those before it are overtaken.
+    /// Returns a request that this worker should be sent before the `oldest` of its key and class that it can serve:
+    /// one of the next in the same lane that is at home there. Records that those before it are overtaken.
     pub(super) fn overtake(&mut self, oldest: RequestKey, limit: RequestKey, worker: WorkerKey) -> Option<RequestKey> {
         if !self.places_by_cache() {
             return None;

@@ -94,8 +94,8 @@ impl Dispatch {
         }
     }
 
-    /// Returns the oldest request of the same key and class that waits in another lane and may concern a worker; none is
-    /// [`u64::MAX`].
+    /// Returns the oldest request of the same key and class that waits in another lane and may concern a worker; none
+    /// is [`u64::MAX`].
     pub(super) fn oldest_in_other_lanes(&self, of: &Request, lane: LaneRef, worker: WorkerKey) -> RequestKey {
         let serves = |model| self.workers.get(&worker).is_some_and(|worker| worker.serves(model));
         let mut others = self.queue.flows.lanes_of(of.flow, of.class);

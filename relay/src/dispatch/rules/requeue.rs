@@ -41,7 +41,8 @@ impl Dispatch {
                 self.out.push(Effect::Requeued { request: key, reason, attempt });
                 self.return_charge(key);
                 self.enqueue(key);
-                // First the requests for this worker that go before it, then this request for any worker, then the rest.
+                // First the requests for this worker that go before it, then this request for any worker, then the
+                // rest.
                 self.place_if_servers_changed();
                 self.dispatch_queued_before(Some(key), worker);
                 self.place_if_queued(key);

@@ -11,8 +11,8 @@ use crate::dispatch::model::registry::Worker;
 use crate::dispatch::model::request::{MAX_REQUEUES, RequestState};
 
 impl Dispatch {
-    /// Returns the attempt that [`Event::Silent`](crate::dispatch::Event::Silent) would end: that of a running request which
-    /// another worker can serve now.
+    /// Returns the attempt that [`Event::Silent`](crate::dispatch::Event::Silent) would end: that of a running request
+    /// which another worker can serve now.
     pub fn can_move(&self, request: RequestKey) -> Option<u32> {
         self.worker_to_move_to(request)?;
         self.requests.get(&request).map(|request| request.attempts)

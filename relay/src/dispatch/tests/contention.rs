@@ -1,4 +1,5 @@
-//! Ten minutes of a busy provider with eight slots: a batch job that keeps many requests in flight, and people who chat.
+//! Ten minutes of a busy provider with eight slots: a batch job that keeps many requests in flight, and people who
+//! chat.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -12,7 +13,8 @@ const SLOTS: u32 = 8;
 const LENGTH: Duration = Duration::from_secs(600);
 const SHARED: Fairness = Fairness::Shared { promote_after: Duration::from_secs(15) };
 
-/// The time that a request of the batch job takes. With 64 in flight and no order but arrival, a request waits for 42 s.
+/// The time that a request of the batch job takes. With 64 in flight and no order but arrival, a request waits for 42
+/// s.
 const BATCH_TIME: Duration = Duration::from_secs(6);
 const CHAT_TIME: Duration = Duration::from_millis(1_500);
 

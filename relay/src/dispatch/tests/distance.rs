@@ -1,4 +1,5 @@
-//! Near and far workers. The harness lets a near worker have two requests, or 100 bytes of backlog, more than a far one.
+//! Near and far workers. The harness lets a near worker have two requests, or 100 bytes of backlog, more than a far
+//! one.
 
 use super::harness::{Provider, settings, worker};
 use crate::dispatch::{

@@ -110,7 +110,8 @@ const MUST_BE_SEEN_OF_SHARES: [&str; 12] = [
 const MUST_BE_SEEN_OF_BOUND: [&str; 4] =
     ["kept the bound", "lifted", "charge returned", "sent before an older one of its class"];
 
-/// The effects of the histories in [`effects_keep_their_order`], without the class and rank that all requests have there.
+/// The effects of the histories in [`effects_keep_their_order`], without the class and rank that all requests have
+/// there.
 const DIGEST: &str = "afbd7c7ee033e487cf4ac3e3a39e0b7495b327c44044ad32925f7dd19331f85d";
 
 impl Play {

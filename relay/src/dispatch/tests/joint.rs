@@ -1,5 +1,5 @@
-//! Several relays and workers together, with real components: relays are cores, workers are allocators, and between them
-//! are the outboxes of both programs, written and read at random times. Whatever happened before, once the network
+//! Several relays and workers together, with real components: relays are cores, workers are allocators, and between
+//! them are the outboxes of both programs, written and read at random times. Whatever happened before, once the network
 //! works again every request is served soon, even while another relay has more requests than there are slots.
 
 use std::collections::{BTreeMap, HashSet, VecDeque};

@@ -9,9 +9,9 @@ use super::claims::Claims;
 use super::{Denial, Identities, ServiceAccount, TokenReviewOutcome};
 
 impl Identities {
-    /// Identifies the account of a client's token, without waiting if the token was reviewed lately. It is reviewed only if it could
-    /// be valid. A `suspect` is an address that failed often; `rejected` is called if a review that this call waited for rejected
-    /// the token.
+    /// Identifies the account of a client's token, without waiting if the token was reviewed lately. It is reviewed
+    /// only if it could be valid. A `suspect` is an address that failed often; `rejected` is called if a review that
+    /// this call waited for rejected the token.
     pub async fn account_of_client(
         self: &Arc<Self>,
         token: &str,

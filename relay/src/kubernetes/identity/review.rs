@@ -48,8 +48,8 @@ pub(super) async fn review(
     judge(&answer, audience)
 }
 
-/// An authenticator that does not support audiences returns none. That is not sufficient, because the token may have been
-/// issued for any audience.
+/// An authenticator that does not support audiences returns none. That is not sufficient, because the token may have
+/// been issued for any audience.
 fn judge(answer: &[u8], audience: &str) -> Result<TokenReviewOutcome, String> {
     let Review { status } =
         serde_json::from_slice(answer).map_err(|_| "the API server's response is not a TokenReview".to_owned())?;

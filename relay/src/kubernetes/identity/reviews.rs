@@ -1,11 +1,12 @@
 //! The cached results of tokens, by their SHA-256, and the pending reviews. Time is injected.
 //!
-//! A valid token is cached for a minute at most, so that a fleet that returns all at once is no flood, and no longer than
-//! its own expiry. An invalid one is cached for a few seconds, because its worker tries it again and again. The lanes bound
-//! the pending reviews; [`MAX_KNOWN`] bounds the cached results, of which invalid tokens are evicted first.
+//! A valid token is cached for a minute at most, so that a fleet that returns all at once is no flood, and no longer
+//! than its own expiry. An invalid one is cached for a few seconds, because its worker tries it again and again. The
+//! lanes bound the pending reviews; [`MAX_KNOWN`] bounds the cached results, of which invalid tokens are evicted first.
 //!
-//! Clients present their token with each request, so for them a [`CacheRule`] adds two things: the token is reviewed again before its
-//! result expires, while requests go on with that result; and if the review fails, the last result stays in effect for a while.
+//! Clients present their token with each request, so for them a [`CacheRule`] adds two things: the token is reviewed
+//! again before its result expires, while requests go on with that result; and if the review fails, the last result
+//! stays in effect for a while.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant, SystemTime};
@@ -104,8 +105,8 @@ impl Reviews {
         }
     }
 
-    /// Caches a result; `None` is an unknown one, which is not cached. Returns the result that is in effect: after an unknown one,
-    /// that may be the previous.
+    /// Caches a result; `None` is an unknown one, which is not cached. Returns the result that is in effect: after an
+    /// unknown one, that may be the previous.
     pub(super) fn settle(
         &mut self,
         digest: &[u8; 32],

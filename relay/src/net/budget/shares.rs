@@ -1,7 +1,7 @@
 //! The share of the budget that each client's request bodies use.
 //!
-//! One client may hold half of the budget, so that its uploads leave room for other clients. A client's only body may be larger,
-//! so that a request limit that fits into the budget stays usable.
+//! One client may hold half of the budget, so that its uploads leave room for other clients. A client's only body may
+//! be larger, so that a request limit that fits into the budget stays usable.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;

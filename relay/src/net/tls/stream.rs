@@ -14,8 +14,8 @@ pub type Connection = MaybeTls<ClientIo>;
 
 /// A connection that is plain, or one inside TLS.
 ///
-/// The [`ClientIo`] is below TLS and not above it, so that its view of the kernel's buffers stays true. TLS is boxed, so
-/// that it costs plain connections nothing.
+/// The [`ClientIo`] is below TLS and not above it, so that its view of the kernel's buffers stays true. TLS is boxed,
+/// so that it costs plain connections nothing.
 #[derive(Debug)]
 pub enum MaybeTls<P> {
     /// Without TLS.

@@ -1,4 +1,5 @@
-//! The canonical head of a prompt, hashed as it is read: tools, system, and the messages up to the first one of the user.
+//! The canonical head of a prompt, hashed as it is read: tools, system, and the messages up to the first one of the
+//! user.
 
 use std::hash::Hasher;
 
@@ -135,7 +136,8 @@ fn is_system(role: &str) -> bool {
 
 /// Passes the elements of an array to `visit` until it returns false; the rest is not read.
 fn each<'a>(array: &'a [u8], visit: impl FnMut(&'a RawValue) -> bool) {
-    // An error is of no interest: an array that is left early has characters behind its end, and another value no elements.
+    // An error is of no interest: an array that is left early has characters behind its end, and another value no
+    // elements.
     drop(serde_json::Deserializer::from_slice(array).deserialize_seq(Elements(visit)));
 }
 

@@ -112,8 +112,8 @@ impl<'a> Block<'a> {
     }
 }
 
-/// Passes each token of valid JSON to `write`, without whitespace, commas, and members named `cache_control`. Numbers and
-/// literals are followed by a blank. Text that is cut off is accepted.
+/// Passes each token of valid JSON to `write`, without whitespace, commas, and members named `cache_control`. Numbers
+/// and literals are followed by a blank. Text that is cut off is accepted.
 pub(super) fn tokens(json: &[u8], mut write: impl FnMut(&[u8])) {
     let mut at = 0;
     while let Some(&byte) = json.get(at) {

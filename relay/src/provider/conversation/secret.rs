@@ -36,9 +36,9 @@ impl ShownIn {
 pub struct HashKey(u64, u64);
 
 impl HashKey {
-    /// Derives the key from the worker secrets of a provider with HMAC-SHA-256. Of several secrets, the one with the lowest
-    /// derived key is used, so that their order does not matter. A rotation that changes this secret forgets all homes once.
-    /// `None` without a secret.
+    /// Derives the key from the worker secrets of a provider with HMAC-SHA-256. Of several secrets, the one with the
+    /// lowest derived key is used, so that their order does not matter. A rotation that changes this secret forgets all
+    /// homes once. `None` without a secret.
     pub fn derive<'a>(secrets: impl IntoIterator<Item = &'a Secret>) -> Option<Self> {
         secrets.into_iter().filter(|secret| !secret.expose().is_empty()).map(Self::of_secret).min()
     }
@@ -55,8 +55,8 @@ impl HashKey {
         Self::of_bytes(&bytes)
     }
 
-    /// Returns the name of a conversation in traces or the request journal: an HMAC-SHA-256 of its key. A reader cannot compute
-    /// that key, nor construct a prompt that has it.
+    /// Returns the name of a conversation in traces or the request journal: an HMAC-SHA-256 of its key. A reader cannot
+    /// compute that key, nor construct a prompt that has it.
     pub fn pseudonym(self, place: ShownIn, conversation: u64) -> String {
         let mut key = [0; 16];
         key[..8].copy_from_slice(&self.0.to_le_bytes());

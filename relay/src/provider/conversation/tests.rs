@@ -41,8 +41,8 @@ fn post(endpoint: Endpoint, headers: &[(&'static str, &str)], body: &impl ToStri
     Turn { endpoint, headers, body: body.to_string() }
 }
 
-/// Text of the system and the tools behind the messages; `cache_control` at the newest message, whose content is blocks only then;
-/// and a billing block that changes.
+/// Text of the system and the tools behind the messages; `cache_control` at the newest message, whose content is blocks
+/// only then; and a billing block that changes.
 fn claude_code(session: &str, first: &str, turn: usize) -> Turn {
     let marked = |text: &str| json!([{"type": "text", "text": text, "cache_control": {"type": "ephemeral"}}]);
     let first = if turn == 0 { marked(first) } else { json!(first) };

@@ -6,7 +6,8 @@ use super::RequestRecord;
 use crate::dispatch::{TOKEN_BYTES, TokenUsage};
 use crate::provider::exchange::Received;
 
-/// The estimated tokens of a request's body of this size. Sound and pictures are no text, and to count tokens costs none.
+/// The estimated tokens of a request's body of this size. Sound and pictures are no text, and to count tokens costs
+/// none.
 pub fn input_estimate(endpoint: Endpoint, bytes: u64) -> u64 {
     let is_text = !matches!(endpoint, Endpoint::Audio | Endpoint::Images);
     if is_text && !is_free(endpoint) { bytes.div_ceil(TOKEN_BYTES) } else { 0 }
@@ -27,9 +28,9 @@ pub fn is_free(endpoint: Endpoint) -> bool {
 }
 
 impl RequestRecord {
-    /// Returns what the request's key is charged for it at its end, as reported by the backend or estimated. `None` if that is the
-    /// charge of its beginning: nothing was generated, or the backend returned an error; and for requests without a key, which are
-    /// in order of arrival, whatever they have used.
+    /// Returns what the request's key is charged for it at its end, as reported by the backend or estimated. `None` if
+    /// that is the charge of its beginning: nothing was generated, or the backend returned an error; and for requests
+    /// without a key, which are in order of arrival, whatever they have used.
     pub fn usage(&self) -> Option<TokenUsage> {
         self.api_key.as_ref()?;
         if let Some(tokens) = self.progress().token_counts {

@@ -1,7 +1,7 @@
 //! One request in OpenTelemetry: a server span, and below it a span for each wait in the queue and each attempt.
 //!
-//! It exists only if traces are exported. The spans are made where the request's log line gets its figures, and contain the
-//! same: names, numbers and the relay's own terms.
+//! It exists only if traces are exported. The spans are made where the request's log line gets its figures, and contain
+//! the same: names, numbers and the relay's own terms.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};

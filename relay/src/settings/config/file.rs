@@ -25,8 +25,8 @@ pub struct Sources {
 impl Sources {
     /// Reads everything; an error names the place in the file, or the file itself.
     pub fn read(path: &Path) -> Result<Self, ConfigError> {
-        // A mounted Secret swaps a symlink: between two reads, the second file may belong to a newer version of the first.
-        // A second read right after it gets the new set whole.
+        // A mounted Secret swaps a symlink: between two reads, the second file may belong to a newer version of the
+        // first. A second read right after it gets the new set whole.
         Self::read_once(path).or_else(|_| Self::read_once(path))
     }
 
@@ -76,8 +76,8 @@ pub(super) fn read_secret(path: &Path) -> Result<String, String> {
     Ok(secret_of_file(&text).to_owned())
 }
 
-/// The parser's error names the place and the expected values. It also repeats the value that it found, which must not be a
-/// secret.
+/// The parser's error names the place and the expected values. It also repeats the value that it found, which must not
+/// be a secret.
 fn yaml_error(file: &str, error: &serde_yaml::Error) -> ConfigError {
     let message = error.to_string();
     // The path comes first, and is missing at the top of the file. The fields that are allowed elsewhere, such as

@@ -1,5 +1,5 @@
-//! Model names of clients that no worker has: aliases, with or without a catalogue, and the models of requests that name
-//! none or an unknown one.
+//! Model names of clients that no worker has: aliases, with or without a catalogue, and the models of requests that
+//! name none or an unknown one.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
@@ -15,8 +15,8 @@ use super::{ConfigError, ProviderConfig};
 /// The further names of one provider's models.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ModelNames {
-    /// Maps a name that clients may use to its model, which is not an alias itself. A name that a worker serves means that
-    /// worker's model.
+    /// Maps a name that clients may use to its model, which is not an alias itself. A name that a worker serves means
+    /// that worker's model.
     pub aliases: BTreeMap<String, String>,
     /// The model of requests that name none.
     pub default_model: Option<String>,

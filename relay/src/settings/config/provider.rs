@@ -138,8 +138,8 @@ impl ProviderConfig {
         })
     }
 
-    /// The status of a connected worker's credential. It is good while its secret exists and has not expired, or while its
-    /// account is listed and its token has not been rejected.
+    /// The status of a connected worker's credential. It is good while its secret exists and has not expired, or while
+    /// its account is listed and its token has not been rejected.
     pub fn credential_status(&self, credential: &Credential, now: SystemTime) -> CredentialStatus {
         match credential {
             Credential::Secret(digest) => self.secret_status(digest, now),
@@ -161,8 +161,8 @@ impl ProviderConfig {
         statuses.max().unwrap_or(CredentialStatus::Removed)
     }
 
-    /// How long a request waits while no worker serves its model. A model is `declared` if a slot or `coldModels` names it:
-    /// then it is probably being loaded, which takes longer than a queue should.
+    /// How long a request waits while no worker serves its model. A model is `declared` if a slot or `coldModels` names
+    /// it: then it is probably being loaded, which takes longer than a queue should.
     pub fn cold_timeout_for(&self, declared: bool) -> Duration {
         let absent = self.absent_timeout();
         let default = if declared { absent.max(DEFAULT_COLD_TIMEOUT) } else { absent };
@@ -179,7 +179,8 @@ impl ProviderConfig {
         self.request_timeout.unwrap_or(LONGEST_REQUEST)
     }
 
-    /// The time that a request waits while no worker serves its model, unless a declaration or the cold timeout applies.
+    /// The time that a request waits while no worker serves its model, unless a declaration or the cold timeout
+    /// applies.
     pub fn absent_timeout(&self) -> Duration {
         self.queue_timeout.unwrap_or(ABSENT_TIMEOUT)
     }

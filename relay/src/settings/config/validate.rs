@@ -247,8 +247,8 @@ pub(super) fn unique_model<'a>(place: &str, model: &'a str, seen: &mut HashSet<&
     Ok(())
 }
 
-/// Checks a provider's name: a DNS label that leaves room for suffixes, because on Kubernetes it is the name of Services. A
-/// period and a namespace may follow, for relays that serve Providers of several namespaces.
+/// Checks a provider's name: a DNS label that leaves room for suffixes, because on Kubernetes it is the name of
+/// Services. A period and a namespace may follow, for relays that serve Providers of several namespaces.
 fn provider_name(place: &str, name: &str) -> Result<(), ConfigError> {
     let (own, namespace) = name.split_once('.').map_or((name, None), |(own, namespace)| (own, Some(namespace)));
     let is_plain = |text: &str, most: usize| {

@@ -1,5 +1,5 @@
-//! Maps the terms of the core and of the error table to metric labels. Each match is exhaustive, so that a new case needs a
-//! label.
+//! Maps the terms of the core and of the error table to metric labels. Each match is exhaustive, so that a new case
+//! needs a label.
 
 use modelrelay_protocol::error::ErrorKind;
 use modelrelay_protocol::message::TokenCounts;

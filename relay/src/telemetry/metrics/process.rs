@@ -1,7 +1,7 @@
 //! `process_*`, with the names that every Prometheus client uses, read from `/proc/self`.
 //!
-//! It is implemented here instead of with the library's own collector, which depends on a parser of all of `/proc`. Without
-//! `/proc` the gauges stay at zero.
+//! It is implemented here instead of with the library's own collector, which depends on a parser of all of `/proc`.
+//! Without `/proc` the gauges stay at zero.
 
 use std::fs;
 use std::path::Path;

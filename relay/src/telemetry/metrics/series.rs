@@ -17,8 +17,8 @@ use super::labels::{
 use crate::dispatch::Decision;
 use crate::telemetry::stats::{ProviderStats, StatsReport};
 
-/// The most series of models that one provider may have, with endpoints counted separately. Workers name models; a worker
-/// that names others every minute must not fill the memory. Beyond the limit a model is `unknown`.
+/// The most series of models that one provider may have, with endpoints counted separately. Workers name models; a
+/// worker that names others every minute must not fill the memory. Beyond the limit a model is `unknown`.
 const MAX_MODEL_SERIES: usize = 8192;
 
 /// The counts of one provider, for metrics and for `/admin/stats`.
@@ -230,8 +230,8 @@ impl RequestSeries {
         self.chunk_gap.get_or_init(make).observe(since_last.as_secs_f64());
     }
 
-    /// Counts the tokens that the backend reported. `writing` is the time from its first byte to its last, for the time per
-    /// token.
+    /// Counts the tokens that the backend reported. `writing` is the time from its first byte to its last, for the time
+    /// per token.
     pub fn tokens_used(&self, tokens: TokenCounts, writing: Option<Duration>) {
         if self.is_retired() {
             return;

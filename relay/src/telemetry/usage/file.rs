@@ -1,7 +1,7 @@
 //! `USAGE_FILE`: a JSON object per line with the sums that were added to a row.
 //!
-//! The rows of the ledger are the sums over all lines. The file is written again with one line per row at the start, once a day,
-//! and when it has grown to twice that size: a new file is written, synced, and renamed over the old one.
+//! The rows of the ledger are the sums over all lines. The file is written again with one line per row at the start,
+//! once a day, and when it has grown to twice that size: a new file is written, synced, and renamed over the old one.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Read, Write};

@@ -1,7 +1,7 @@
 //! Sums per day, key and model, bounded.
 //!
-//! Keys are created by admins and models are listed by workers, but both may be many. Beyond [`Bounds::day_rows`] rows of a day,
-//! further models of a key are one row, `other`; beyond twice as many, further keys are one row too. Beyond
+//! Keys are created by admins and models are listed by workers, but both may be many. Beyond [`Bounds::day_rows`] rows
+//! of a day, further models of a key are one row, `other`; beyond twice as many, further keys are one row too. Beyond
 //! [`Bounds::rows`], the oldest day is forgotten.
 
 use std::borrow::Cow;

@@ -1,5 +1,5 @@
-//! Placement by cache over two real engines: what of the prompts of later turns comes from their caches, and how soon the
-//! first token does.
+//! Placement by cache over two real engines: what of the prompts of later turns comes from their caches, and how soon
+//! the first token does.
 
 use std::time::{Duration, Instant};
 

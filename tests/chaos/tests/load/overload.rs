@@ -24,9 +24,9 @@ const REQUEST_MS: u64 = 100;
 
 const QUEUE: &str = "32";
 
-/// The fraction of the successes at capacity that must be reached at five times the capacity. Usually it is all of them,
-/// and a relay that collapses under load reaches almost none; on a machine that runs other suites, either run may get less of
-/// the processors.
+/// The fraction of the successes at capacity that must be reached at five times the capacity. Usually it is all of
+/// them, and a relay that collapses under load reaches almost none; on a machine that runs other suites, either run may
+/// get less of the processors.
 const GOODPUT: f64 = 0.6;
 
 /// The limit for 99 % of the rejections. They wait for nothing and usually take 10 ms, but the machine may be busy.

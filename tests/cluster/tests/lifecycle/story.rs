@@ -82,8 +82,8 @@ async fn own_definitions(release: &Release) {
     release.namespace.kubectl(&format!("label --overwrite crd {NAMES} app.kubernetes.io/managed-by=Helm")).await;
 }
 
-/// Replaces the definitions, which removes Helm's ownership of them. Neither an upgrade nor a rollback deletes them, with all of
-/// the user's objects.
+/// Replaces the definitions, which removes Helm's ownership of them. Neither an upgrade nor a rollback deletes them,
+/// with all of the user's objects.
 async fn replace_definitions(release: &Release, user: &User, traffic: &Running) {
     const FILES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../crds");
     const OWNER: &str = "meta.helm.sh/release-name- meta.helm.sh/release-namespace-";

@@ -23,8 +23,8 @@ pub(crate) struct ControlPlane {
 }
 
 impl ControlPlane {
-    /// Starts etcd, API server, controllers and scheduler on free ports of the loopback address, and installs the chart.
-    /// Without a node, its operator never starts.
+    /// Starts etcd, API server, controllers and scheduler on free ports of the loopback address, and installs the
+    /// chart. Without a node, its operator never starts.
     pub(crate) async fn start() -> Self {
         let dir = tempfile::tempdir().expect("a folder can be made");
         let plane = dir.path().join("cluster");

@@ -49,7 +49,8 @@ impl Keyed {
         (pending.response().await, call, got)
     }
 
-    /// Returns the body that the backend gets, and the stream that the client gets if the backend sends this one in pieces.
+    /// Returns the body that the backend gets, and the stream that the client gets if the backend sends this one in
+    /// pieces.
     async fn streamed(&mut self, (path, body): (&str, &str), stream: &str, size: usize) -> (String, String) {
         let (response, mut call, got) = self.begin(path, body).await;
         for piece in stream.as_bytes().chunks(size) {

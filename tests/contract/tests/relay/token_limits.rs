@@ -33,7 +33,8 @@ impl Limited {
         chat("m").bearer(&self.secret)
     }
 
-    /// Sends a request that uses these tokens of prompt and response. Returns once it is settled, with the estimate of its prompt.
+    /// Sends a request that uses these tokens of prompt and response. Returns once it is settled, with the estimate of
+    /// its prompt.
     async fn accepted(&mut self, prompt: u64, completion: u64) -> (Reply, u64) {
         let pending = self.relay.begin(self.chat());
         let job = self.worker.expect_request().await;

@@ -1,5 +1,5 @@
-//! A quick run of the benchmark: every figure is present, also in the tables, and every byte was compared. The size of the
-//! figures is not checked.
+//! A quick run of the benchmark: every figure is present, also in the tables, and every byte was compared. The size of
+//! the figures is not checked.
 
 use std::{process::Output, time::Duration};
 

@@ -184,8 +184,8 @@ impl Call {
         self.stream.shutdown().await.expect("an open connection");
     }
 
-    /// Waits until the peer closes or resets; returns the time at which this was detected. Body bytes that still arrive are
-    /// dropped.
+    /// Waits until the peer closes or resets; returns the time at which this was detected. Body bytes that still arrive
+    /// are dropped.
     ///
     /// # Panics
     /// If the connection is still open after ten seconds.

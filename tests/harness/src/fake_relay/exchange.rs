@@ -213,8 +213,8 @@ impl Reply {
 }
 
 impl RelayLink {
-    /// Sends a request with its body, in the form of this link. The body is sent in the background as the worker returns
-    /// credit.
+    /// Sends a request with its body, in the form of this link. The body is sent in the background as the worker
+    /// returns credit.
     pub fn send_request(&mut self, spec: &RequestSpec) -> SentRequest {
         let request = self.send_request_head(spec);
         if self.core1 && !spec.body.is_empty() {

@@ -8,8 +8,8 @@ use crate::plan::{Plan, Trouble};
 
 /// A turn of a conversation is sent to its home, the worker that had the previous turn, if that is idle.
 ///
-/// Checked where nothing else can move it: one relay, no swaps, no old workers, no faults, and until the first failure of a
-/// backend.
+/// Checked where nothing else can move it: one relay, no swaps, no old workers, no faults, and until the first failure
+/// of a backend.
 pub(super) fn check_homes(plan: &Plan, lines: &[Line]) -> Vec<String> {
     let is_plain = plan.workers.iter().all(|worker| worker.slot.is_none() && !worker.is_old);
     if !plan.settings.places_by_cache || plan.relays > 1 || !is_plain || !plan.faults.is_empty() {

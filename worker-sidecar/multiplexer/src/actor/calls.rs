@@ -44,7 +44,8 @@ pub(super) struct Calls {
     current: Option<Task>,
     probe: Option<Task>,
     watch: Option<(Generation, Task)>,
-    /// Held while what is left of a model is killed: a load of the same model waits for that, or it would be killed too.
+    /// Held while what is left of a model is killed: a load of the same model waits for that, or it would be killed
+    /// too.
     discards: HashMap<Model, Arc<Semaphore>>,
 }
 

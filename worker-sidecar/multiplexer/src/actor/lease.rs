@@ -179,8 +179,9 @@ impl Lease {
         Some(ConnectFailureReport { mailbox, generation: self.generation })
     }
 
-    /// Releases the lease at once. The returned future completes when the slot has handled this and every relay's new grant is
-    /// queued: the message that ends the request on the link is sent after that. `answered`: the backend responded completely.
+    /// Releases the lease at once. The returned future completes when the slot has handled this and every relay's new
+    /// grant is queued: the message that ends the request on the link is sent after that. `answered`: the backend
+    /// responded completely.
     pub fn release(mut self, answered: bool) -> impl Future<Output = ()> + Send + 'static {
         let (seen, until_seen) = oneshot::channel();
         self.give_back(answered, Some(seen));

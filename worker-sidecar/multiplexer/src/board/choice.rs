@@ -1,4 +1,5 @@
-//! Chooses among several slots with the same model, in the order in which relays choose among workers, by the same function.
+//! Chooses among several slots with the same model, in the order in which relays choose among workers, by the same
+//! function.
 
 use std::collections::BTreeSet;
 use std::time::Instant;

@@ -32,7 +32,8 @@ impl Inner {
                 let others =
                     self.relays.iter().filter(|(other, _)| **other != key).flat_map(|(_, view)| view.own.values());
                 let others = others.fold(0, |sum: u32, own| sum.saturating_add(*own));
-                // It may send as many requests as can run, whatever is resident: a request that cannot run yet waits here.
+                // It may send as many requests as can run, whatever is resident: a request that cannot run yet waits
+                // here.
                 Some(Grant { slots: capacity, others, capacity, links, models: None })
             }
             Peer::Slots1 => {

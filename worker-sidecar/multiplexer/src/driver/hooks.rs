@@ -30,7 +30,8 @@ const ALIVE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Between two runs of `alive` after a load or an eviction.
 const POLL: Duration = Duration::from_millis(250);
 
-/// The same while a model that was alive gets ready, and the number of consecutive failures of `alive` that end the load.
+/// The same while a model that was alive gets ready, and the number of consecutive failures of `alive` that end the
+/// load.
 const LOADING_POLL: Duration = Duration::from_secs(1);
 const DEAD_AFTER: u32 = 3;
 

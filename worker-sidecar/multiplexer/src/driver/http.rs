@@ -26,7 +26,8 @@ use crate::net::{self, Trust};
 /// The longest time for one probe of a backend.
 pub const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The longest time for a call that changes the backend: enough to move the largest models. The machine gives up earlier.
+/// The longest time for a call that changes the backend: enough to move the largest models. The machine gives up
+/// earlier.
 const CALL_TIMEOUT: Duration = Duration::from_secs(1800);
 
 /// Pauses before the retries of a call that failed because of the backend.

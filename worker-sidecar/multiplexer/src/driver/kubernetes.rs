@@ -1,13 +1,14 @@
 //! A Deployment per model, in the worker's own namespace: loaded at one replica, unloaded at none.
 //!
 //! Rules:
-//! - A model is unloaded when its Pods are *gone*. A terminating Pod holds its GPU until its last container has ended, so it
-//!   is not gone; and an API server that does not respond is no evidence about Pods.
-//! - Pods are never deleted, not even by force: that removes the object while its containers may still run on a node that does
-//!   not respond, and the next model would be loaded next to them. A Pod that does not end quarantines the slot.
-//! - The multiplexer owns `replicas`. A model that a third party scaled up next to the resident is scaled down again at the
-//!   next probe, and the log names what should leave it alone. More than one replica of the resident is only logged, because
-//!   its requests run there.
+//! - A model is unloaded when its Pods are *gone*. A terminating Pod holds its GPU until its last container has ended,
+//!   so it is not gone; and an API server that does not respond is no evidence about Pods.
+//! - Pods are never deleted, not even by force: that removes the object while its containers may still run on a node
+//!   that does not respond, and the next model would be loaded next to them. A Pod that does not end quarantines the
+//!   slot.
+//! - The multiplexer owns `replicas`. A model that a third party scaled up next to the resident is scaled down again at
+//!   the next probe, and the log names what should leave it alone. More than one replica of the resident is only
+//!   logged, because its requests run there.
 //! - The driver checks that it may scale a Deployment and list its Pods before another model is unloaded for it.
 //!
 //! Permissions: `get` and `patch` on `deployments/scale`, `list` and `watch` on `pods`; nothing else.
@@ -40,7 +41,8 @@ use known::{Known, LEAVE_ALONE};
 use pods::{Pod, PodsState, StuckPod};
 use watch::Followed;
 
-/// A Deployment that was scaled up and down again before it had a Pod may still get one from a controller that lags behind.
+/// A Deployment that was scaled up and down again before it had a Pod may still get one from a controller that lags
+/// behind.
 const QUIET: Duration = Duration::from_secs(2);
 
 /// Between two attempts while the API server does not respond.

@@ -368,7 +368,8 @@ impl Listener {
     }
 }
 
-/// Returns a free port, or the configured one if no other program uses it: that program would be mistaken for the backend.
+/// Returns a free port, or the configured one if no other program uses it: that program would be mistaken for the
+/// backend.
 fn claim_port(configured: Option<u16>) -> Result<u16, DriverError> {
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, configured.unwrap_or(0)));
     let bound = std::net::TcpListener::bind(address).and_then(|listener| listener.local_addr());

@@ -1,8 +1,9 @@
 //! The free memory of NVIDIA GPUs, and of the control group.
 //!
-//! The same numbers are available in two ways: from the driver's library, found at run time, and from `nvidia-smi`, which is
-//! installed wherever the library is. A statically linked worker (the one in ModelRelay's images) must not load the library,
-//! which would load a second C library. If neither is available nothing is measured, which is not an error.
+//! The same numbers are available in two ways: from the driver's library, found at run time, and from `nvidia-smi`,
+//! which is installed wherever the library is. A statically linked worker (the one in ModelRelay's images) must not
+//! load the library, which would load a second C library. If neither is available nothing is measured, which is not an
+//! error.
 
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};

@@ -101,7 +101,8 @@ impl Ollama {
         Err(DriverError::WrongModel { expected: model.to_string(), found: loaded })
     }
 
-    /// Unloads the model. If a load of it was abandoned, unloads it again in case that load leaves Ollama's queue only now.
+    /// Unloads the model. If a load of it was abandoned, unloads it again in case that load leaves Ollama's queue only
+    /// now.
     async fn unload(&self, model: &Model) -> Result<(), DriverError> {
         self.find(model)?;
         self.unload_what_is_there(model).await?;
@@ -180,7 +181,8 @@ impl Driver for Ollama {
         Box::pin(async { self.unload(model).await.map(|()| Left::Nothing) })
     }
 
-    /// Ollama has no stronger way: a model is unloaded when the connections of its requests are closed, which they are by now.
+    /// Ollama has no stronger way: a model is unloaded when the connections of its requests are closed, which they are
+    /// by now.
     fn force_evict<'a>(&'a self, model: &'a Model) -> Call<'a, Result<(), DriverError>> {
         Box::pin(async {
             match self.unload(model).await {

@@ -89,7 +89,8 @@ impl<S> Servers<S> {
         server.launch.is_some() && self.children.alive(&server.served.id).is_none()
     }
 
-    /// Checks that a server which the worker does not start can be reached, and that any server's addresses are private.
+    /// Checks that a server which the worker does not start can be reached, and that any server's addresses are
+    /// private.
     pub async fn check(&self, model: &Model) -> Result<(), DriverError> {
         let server = self.find(model)?;
         if server.launch.is_none() {

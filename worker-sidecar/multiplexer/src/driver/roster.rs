@@ -1,8 +1,8 @@
 //! The driver of a slot whose models change while it works.
 //!
-//! Each model belongs to the driver that was built for its settings. A model that is added, or whose settings change, gets
-//! a new driver. The previous driver keeps the model until its next load, because only the driver that started a backend
-//! can end it. A removed model keeps its driver until the slot has unloaded it.
+//! Each model belongs to the driver that was built for its settings. A model that is added, or whose settings change,
+//! gets a new driver. The previous driver keeps the model until its next load, because only the driver that started a
+//! backend can end it. A removed model keeps its driver until the slot has unloaded it.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

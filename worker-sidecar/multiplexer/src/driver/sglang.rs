@@ -1,19 +1,20 @@
 //! Makes SGLang release its GPU memory and reclaim it, instead of ending it.
 //!
-//! It needs `--enable-memory-saver`, and `--enable-weights-cpu-backup` unless the weights are read from disk at each wake:
-//! without either, resumed weights are garbage. These facts determine the design:
-//! - `/release_memory_occupation` asserts that no request is running, and a failed assertion ends the scheduler: generation is
-//!   paused first.
-//! - Resuming memory that was not released is just as fatal, and cannot be queried, so this driver records what it released. A
-//!   server that another program started may have released its memory before this worker started, and looks healthy all the
-//!   same: generating one token proves that it serves. If its memory was released, that request crashes it; it could not have
-//!   been used again anyway.
+//! It needs `--enable-memory-saver`, and `--enable-weights-cpu-backup` unless the weights are read from disk at each
+//! wake: without either, resumed weights are garbage. These facts determine the design:
+//! - `/release_memory_occupation` asserts that no request is running, and a failed assertion ends the scheduler:
+//!   generation is paused first.
+//! - Resuming memory that was not released is just as fatal, and cannot be queried, so this driver records what it
+//!   released. A server that another program started may have released its memory before this worker started, and looks
+//!   healthy all the same: generating one token proves that it serves. If its memory was released, that request crashes
+//!   it; it could not have been used again anyway.
 //! - A paused server generates nothing until `/continue_generation`.
-//! - `/health` generates a token: it takes a second at least, and a paused server does not respond to it for 20 s. `/ready`
-//!   costs nothing and is requested first; older versions do not have that path.
-//! - A server whose health check failed, as that of any paused one does, is not ready until another one succeeds: if `/ready`
-//!   fails, `/health` is requested too.
-//! - A memory request without tags applies to all of them: the cache, the weights, and in newer versions the CUDA graphs.
+//! - `/health` generates a token: it takes a second at least, and a paused server does not respond to it for 20 s.
+//!   `/ready` costs nothing and is requested first; older versions do not have that path.
+//! - A server whose health check failed, as that of any paused one does, is not ready until another one succeeds: if
+//!   `/ready` fails, `/health` is requested too.
+//! - A memory request without tags applies to all of them: the cache, the weights, and in newer versions the CUDA
+//!   graphs.
 //! - With `--admin-api-key` the endpoints for memory and pausing accept only that key, and not the one of `--api-key`.
 
 use std::path::PathBuf;

@@ -1,25 +1,27 @@
 //! The process between the worker and each process that it starts: `modelrelay-worker supervise -- COMMAND…`.
 //!
-//! A worker that is killed cannot kill its children, and a model server without a parent would keep the GPU indefinitely. So
-//! each command runs under a small process of this same program, which ends the command when its standard input closes: the
-//! kernel closes that however the worker ended. The command gets its own process group; a process that left the group is still
-//! found, because the supervisor adopts the orphans of its descendants (Linux), so that every process that the command ever
-//! started stays in its tree. The supervisor is in its own group too: the worker handles Ctrl-C in a terminal.
+//! A worker that is killed cannot kill its children, and a model server without a parent would keep the GPU
+//! indefinitely. So each command runs under a small process of this same program, which ends the command when its
+//! standard input closes: the kernel closes that however the worker ended. The command gets its own process group; a
+//! process that left the group is still found, because the supervisor adopts the orphans of its descendants (Linux), so
+//! that every process that the command ever started stays in its tree. The supervisor is in its own group too: the
+//! worker handles Ctrl-C in a terminal.
 //!
-//! If the supervisor itself is killed, the command dies with it, too (Linux): the kernel kills the command with its parent.
-//! That can only be configured from inside the new process, before it becomes the command, so the command is started through
-//! this program.
+//! If the supervisor itself is killed, the command dies with it, too (Linux): the kernel kills the command with its
+//! parent. That can only be configured from inside the new process, before it becomes the command, so the command is
+//! started through this program.
 //!
-//! The supervisor ignores signals that request termination: a service manager may send them to all processes of the worker's
-//! service, and the worker, which gets them too, lets running requests end first.
+//! The supervisor ignores signals that request termination: a service manager may send them to all processes of the
+//! worker's service, and the worker, which gets them too, lets running requests end first.
 //!
 //! Orders arrive over standard input: a byte means "SIGTERM to the group", the end means "SIGKILL to everything". The
-//! supervisor ends when nothing of the command is left, with the command's exit code, or 128 plus the signal that ended it.
+//! supervisor ends when nothing of the command is left, with the command's exit code, or 128 plus the signal that ended
+//! it.
 //!
-//! On Windows a job does all that: its processes end with it, and with the supervisor that holds it. Windows has no signal
-//! that requests termination, so both orders end everything at once; the requests that the worker was running there have ended
-//! before. The supervisor waits for the command itself; processes that the command started end at the same moment, or an
-//! instant later. A separate console keeps Ctrl-C from the command.
+//! On Windows a job does all that: its processes end with it, and with the supervisor that holds it. Windows has no
+//! signal that requests termination, so both orders end everything at once; the requests that the worker was running
+//! there have ended before. The supervisor waits for the command itself; processes that the command started end at the
+//! same moment, or an instant later. A separate console keeps Ctrl-C from the command.
 
 use std::ffi::OsString;
 use std::process::ExitCode;

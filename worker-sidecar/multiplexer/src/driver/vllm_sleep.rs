@@ -1,15 +1,17 @@
 //! Puts vLLM to sleep instead of ending it: waking takes seconds, starting takes minutes.
 //!
-//! It needs vLLM 0.17 or newer with `--enable-sleep-mode` and `VLLM_SERVER_DEV_MODE=1`. These facts determine the design:
+//! It needs vLLM 0.17 or newer with `--enable-sleep-mode` and `VLLM_SERVER_DEV_MODE=1`. These facts determine the
+//! design:
 //! - A sleeping server responds to `/health` with 200 and queues requests until it wakes.
 //! - `/is_sleeping` is true from the start of `/sleep`, while a running request still holds all memory: alone it proves
-//!   nothing. The proof is the gauge `vllm:engine_sleep_state`; in a server without that gauge, that no request is running.
-//! - `/sleep` with `mode=wait` returns once memory is released. A second call waits together with the first, and releases
-//!   memory that an interrupted wake had reclaimed. Its response is proof too, whatever the metrics show.
-//! - A wake at level 2 takes several calls. Between them the server holds its weights, while `/is_sleeping` and the gauge
-//!   still report a sleeping server.
-//! - `mode=abort` ends running requests with status 200, `finish_reason: "abort"` and `[DONE]`, which looks complete. It is
-//!   the default, and is used only on a server that cannot be killed. All parameters are in the query.
+//!   nothing. The proof is the gauge `vllm:engine_sleep_state`; in a server without that gauge, that no request is
+//!   running.
+//! - `/sleep` with `mode=wait` returns once memory is released. A second call waits together with the first, and
+//!   releases memory that an interrupted wake had reclaimed. Its response is proof too, whatever the metrics show.
+//! - A wake at level 2 takes several calls. Between them the server holds its weights, while `/is_sleeping` and the
+//!   gauge still report a sleeping server.
+//! - `mode=abort` ends running requests with status 200, `finish_reason: "abort"` and `[DONE]`, which looks complete.
+//!   It is the default, and is used only on a server that cannot be killed. All parameters are in the query.
 
 use std::path::PathBuf;
 use std::sync::Arc;

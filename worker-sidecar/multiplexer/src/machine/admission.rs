@@ -162,7 +162,8 @@ impl Machine {
         }
     }
 
-    /// The holder of a lease has dropped it. A lease that was severed, or whose backend is gone, has already been removed.
+    /// The holder of a lease has dropped it. A lease that was severed, or whose backend is gone, has already been
+    /// removed.
     pub(super) fn handle_released(&mut self, request: RequestKey, answered: bool) {
         let Some(lease) = self.leases.remove(&request) else { return };
         if let Some(entry) = self.models.get_mut(&lease.model) {

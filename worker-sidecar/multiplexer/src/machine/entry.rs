@@ -1,4 +1,5 @@
-//! One model of a slot: its waiting requests, the division of its capacity among the relays, and what is known about it.
+//! One model of a slot: its waiting requests, the division of its capacity among the relays, and what is known about
+//! it.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -177,8 +178,8 @@ impl Entry {
         waiting
     }
 
-    /// True if a relay reports requests for both models, of the same class, and those for this one first. Only the ranks
-    /// of one relay can be compared.
+    /// True if a relay reports requests for both models, of the same class, and those for this one first. Only the
+    /// ranks of one relay can be compared.
     pub(super) fn precedes_at_a_relay(&self, other: &Self) -> bool {
         let waits = |entry: &Self, relay| entry.allocator.awaited(relay) > 0;
         self.ages.iter().any(|(relay, own)| {

@@ -1,4 +1,5 @@
-//! Frees a slot's memory and makes sure of it: unload, kill if that fails, check the memory, and never continue without it.
+//! Frees a slot's memory and makes sure of it: unload, kill if that fails, check the memory, and never continue without
+//! it.
 
 use super::Machine;
 use super::state::{Evicting, State, Step, Then};

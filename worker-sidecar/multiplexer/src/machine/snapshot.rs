@@ -135,7 +135,8 @@ impl Machine {
         self.models.values().any(|entry| entry.allocator.is_listening())
     }
 
-    /// Returns the part of the snapshot whose changes are reported at once. It is rebuilt on every event, so it has no text.
+    /// Returns the part of the snapshot whose changes are reported at once. It is rebuilt on every event, so it has no
+    /// text.
     pub(super) fn face(&self) -> Face {
         let models = self.models.values().filter(|entry| !entry.removed);
         let model = |entry: &Entry| FaceOf {

@@ -36,7 +36,8 @@ pub struct FoundBackend {
     name: &'static str,
 }
 
-/// Probes ports of this machine. A port without a listener yields nothing, any other a server or the reason why it is none.
+/// Probes ports of this machine. A port without a listener yields nothing, any other a server or the reason why it is
+/// none.
 pub async fn discover(ports: &[u16]) -> Vec<Result<FoundBackend, String>> {
     let looks = ports.iter().map(|&port| async move {
         let dial = TcpStream::connect((Ipv4Addr::LOCALHOST, port));
@@ -75,7 +76,8 @@ fn engine_of(listed: &Listed, port: Option<u16>) -> (Engine, &'static str) {
 }
 
 impl FoundBackend {
-    /// Formats the server as one human-readable line. Model names are untrusted, so control characters in them are replaced.
+    /// Formats the server as one human-readable line. Model names are untrusted, so control characters in them are
+    /// replaced.
     pub fn line(&self) -> String {
         let shown: Vec<String> = self.models.iter().take(MODELS_SHOWN).map(|model| marked(model)).collect();
         let models = match self.models.len().saturating_sub(MODELS_SHOWN) {

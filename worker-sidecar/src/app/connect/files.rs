@@ -85,7 +85,8 @@ fn yaml(answers: &Answers, secret: &Path) -> Result<String, String> {
     Ok(text)
 }
 
-/// Writes under an unused name first, so that a partial file is never read, and the content is never readable for others.
+/// Writes under an unused name first, so that a partial file is never read, and the content is never readable for
+/// others.
 fn replace(file: &Path, text: &str, mode: u32) -> Result<(), String> {
     let failed = |error: io::Error| format!("cannot write {}: {error}; choose another --output", file.display());
     let (new, mut opened) = unused(file, mode).map_err(failed)?;

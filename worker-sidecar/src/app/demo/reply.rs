@@ -177,7 +177,8 @@ impl Frames {
         self.0.push_back((pause, frame.into()));
     }
 
-    /// Returns the stream as a response. Dropping its body, which happens when the client disconnects, ends the response.
+    /// Returns the stream as a response. Dropping its body, which happens when the client disconnects, ends the
+    /// response.
     pub(super) fn into_response(self, demo: &Demo) -> Response {
         let body = paced(self.0, demo.delay, demo.answering.begin());
         ([(header::CONTENT_TYPE, "text/event-stream; charset=utf-8"), (header::CACHE_CONTROL, "no-cache")], body)

@@ -9,8 +9,8 @@ use crate::settings::Engine;
 /// The most bytes of llama-server's properties: they contain its chat template, which may be long.
 const MAX_PROPS_BYTES: usize = 1 << 20;
 
-/// Returns a warning if the backend runs several requests at once. `owner` is the owner of its first model, by which most servers
-/// name themselves.
+/// Returns a warning if the backend runs several requests at once. `owner` is the owner of its first model, by which
+/// most servers name themselves.
 pub(super) async fn advice(backend: &Backend, owner: Option<&str>) -> Option<String> {
     let advice = |runs: String| format!("MAX_CONCURRENCY is 1, the default, but {runs}; raise it to use them");
     match (backend.settings().engine, owner) {

@@ -1,4 +1,5 @@
-//! The models that are reported to relays as failing: the [outliers](super::outliers), their log lines and their metric.
+//! The models that are reported to relays as failing: the [outliers](super::outliers), their log lines and their
+//! metric.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;

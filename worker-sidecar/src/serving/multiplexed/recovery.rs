@@ -10,8 +10,9 @@ use modelrelay_multiplexer::driver::slot::SlotDriver;
 /// The interval between two checks of a multiplexer's backends during a drain. A container takes longer to restart.
 const CHECK_INTERVAL: Duration = Duration::from_secs(2);
 
-/// Returns when at least one of the slots' backends has gone and all of them have returned, loaded or not; never, if no driver
-/// can detect their absence. The worker's own children are ignored: they live in the worker's own container, and end with it.
+/// Returns when at least one of the slots' backends has gone and all of them have returned, loaded or not; never, if no
+/// driver can detect their absence. The worker's own children are ignored: they live in the worker's own container, and
+/// end with it.
 pub(super) async fn returned(drivers: &[Arc<SlotDriver>]) {
     let external_models = |driver: &Arc<SlotDriver>| {
         let models = driver.driver().models().into_iter().filter(|model| !driver.driver().owns(model));

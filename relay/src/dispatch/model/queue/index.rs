@@ -26,8 +26,9 @@ pub(crate) struct Queue {
     promotions: SmallSet<(Moment, RequestKey, LaneRef, FlowId)>,
     /// The first request of each pinned lane, by its worker.
     pub(crate) pinned_firsts: BTreeSet<(WorkerKey, RequestKey, LaneRef)>,
-    /// All waiting requests by class, oldest first; `None` while all are [`Normal`](Class::Normal), as they usually are. Once it
-    /// is kept, it is until the queue is empty, so that building it costs no request more than its own entry.
+    /// All waiting requests by class, oldest first; `None` while all are [`Normal`](Class::Normal), as they usually
+    /// are. Once it is kept, it is until the queue is empty, so that building it costs no request more than its own
+    /// entry.
     by_class: Option<BTreeSet<(Class, RequestKey)>>,
     /// When the last request of each class came.
     pub(crate) last_arrivals: [Option<Moment>; Class::ALL.len()],

@@ -1,5 +1,5 @@
-//! Every history of a small world: one or two relays, two workers and three requests, with all orders of arrivals, ends,
-//! failures, losses, grants, swaps and time.
+//! Every history of a small world: one or two relays, two workers and three requests, with all orders of arrivals,
+//! ends, failures, losses, grants, swaps and time.
 //!
 //! The core is that of the random histories, with all of its checks after every event: it agrees with the plain
 //! reference on every effect and timeout, and the ledger finds no contradiction. In addition, [`watch`] checks the
@@ -8,8 +8,8 @@
 //! - There are three requests, and a budget of failures, losses, cancels and so on.
 //! - Time passes only to the next deadline; with [`Scenario::oversleeps`], also beyond it.
 //! - A time that has passed is only as old as the rules can tell.
-//! - Messages between relays and workers arrive at once. A late reply on an attempt that is over is a step of its own, and
-//!   a worker may refuse a request that it granted.
+//! - Messages between relays and workers arrive at once. A late reply on an attempt that is over is a step of its own,
+//!   and a worker may refuse a request that it granted.
 //!
 //! In every state, or in a part of them, nothing happens from then on, and all requests end in time.
 

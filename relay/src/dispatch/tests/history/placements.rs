@@ -12,8 +12,8 @@ pub(super) struct Placements {
     /// The conversation of each request without a pin.
     conversations: BTreeMap<RequestKey, Conversation>,
     workers: BTreeMap<WorkerKey, Process>,
-    /// The process that each conversation was sent to last and those that have reported it since, without those whose backend
-    /// has restarted since.
+    /// The process that each conversation was sent to last and those that have reported it since, without those whose
+    /// backend has restarted since.
     last: BTreeMap<Conversation, BTreeSet<String>>,
     overtaken: BTreeMap<RequestKey, u32>,
     /// The requests that waited before this event, and the workers that could serve each.

@@ -147,8 +147,8 @@ impl Reference {
         left.into_iter().chain(self.choices.values().map(|choice| choice.until)).min()
     }
 
-    /// Returns the number of requests of each model that this worker could be sent if it had room, and for a multiplexer
-    /// their highest class.
+    /// Returns the number of requests of each model that this worker could be sent if it had room, and for a
+    /// multiplexer their highest class.
     pub(super) fn waiting_for(&self, worker: WorkerKey) -> BTreeMap<Model, (u32, Class)> {
         let reported = self.reported_to(worker).into_iter().map(|(model, requests)| {
             let class = requests.iter().map(|key| self.requests[key].class).min();

@@ -1,4 +1,5 @@
-//! Drivers that fail, hang, panic or return late. The slot continues, and nothing is loaded into memory that may not be free.
+//! Drivers that fail, hang, panic or return late. The slot continues, and nothing is loaded into memory that may not be
+//! free.
 
 use modelrelay_protocol::message::{Command, SlotState};
 use tokio::time::Instant;

@@ -1,11 +1,12 @@
-//! Random histories of a whole slot: its task, its driver's calls, and a GPU with a meter. The driver fails, hangs, dies, is
-//! late, and lies: it reports that a model is unloaded whose memory is still in use. The tests ignore its reports; the GPU
-//! knows the true state, and records whenever something is loaded that does not fit next to the present models.
+//! Random histories of a whole slot: its task, its driver's calls, and a GPU with a meter. The driver fails, hangs,
+//! dies, is late, and lies: it reports that a model is unloaded whose memory is still in use. The tests ignore its
+//! reports; the GPU knows the true state, and records whenever something is loaded that does not fit next to the
+//! present models.
 //!
-//! Histories of the machine alone are far more numerous and check more, see `machine::tests::history`. This file tests what
-//! they cannot: that nothing is loaded into memory that was not freed (I1), that the task responds at once whatever its driver
-//! does (I6), that relays never see a resident that was not ready (I9), and that each request ends once and nothing leaks
-//! wherever tasks are dropped (I4, I5).
+//! Histories of the machine alone are far more numerous and check more, see `machine::tests::history`. This file tests
+//! what they cannot: that nothing is loaded into memory that was not freed (I1), that the task responds at once
+//! whatever its driver does (I6), that relays never see a resident that was not ready (I9), and that each request ends
+//! once and nothing leaks wherever tasks are dropped (I4, I5).
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -7,9 +7,9 @@ use crate::driver::DriverError;
 
 /// Reasons that waiting does not resolve, or only after a change of the Deployment.
 ///
-/// First failures are omitted, because the kubelet tries again: `ImagePullBackOff` follows `ErrImagePull`, and `CrashLoopBackOff`
-/// follows `RunContainerError`. So is `CreateContainerError`: on a busy node the runtime exceeds the kubelet's deadline, and the
-/// container is created minutes later (containerd#4604).
+/// First failures are omitted, because the kubelet tries again: `ImagePullBackOff` follows `ErrImagePull`, and
+/// `CrashLoopBackOff` follows `RunContainerError`. So is `CreateContainerError`: on a busy node the runtime exceeds the
+/// kubelet's deadline, and the container is created minutes later (containerd#4604).
 const STUCK_REASONS: [&str; 5] =
     ["CrashLoopBackOff", "ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName", "CreateContainerConfigError"];
 

@@ -78,8 +78,8 @@ fn first_rank_of_several_relays_counts() {
     assert_eq!(s.pass(16.0), ["preflight b"], "both are first somewhere, so the waiting time decides");
 }
 
-/// Serves four requests of each resident until its turn ends, for this number of turns, while an old batch backlog waits
-/// for `a` and chats for the others. Returns the residents.
+/// Serves four requests of each resident until its turn ends, for this number of turns, while an old batch backlog
+/// waits for `a` and chats for the others. Returns the residents.
 fn turns_with_old_batch(s: &mut Stage, turns: u64) -> String {
     let place = |model: &str| if model == "a" { (Batch, 1) } else { (Normal, 0) };
     let mut residents = String::new();

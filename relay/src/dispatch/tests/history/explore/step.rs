@@ -168,8 +168,8 @@ impl Small {
         }
     }
 
-    /// A worker of several relays divides its capacity as it likes. One of a single relay grants all of it again after a
-    /// refusal, and less sometimes.
+    /// A worker of several relays divides its capacity as it likes. One of a single relay grants all of it again after
+    /// a refusal, and less sometimes.
     fn may_grant(&self, relay: usize, node: usize, capacity: u32, slots: u32) -> bool {
         let (worker, is_shared) = (&self.nodes[node], self.relays.len() > 1);
         let Some(key) = worker.links[relay] else { return false };

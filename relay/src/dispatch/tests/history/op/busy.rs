@@ -1,5 +1,6 @@
-//! A history with few, small workers and a long queue that is served quickly: requests overtake each other. In a third of
-//! the histories the workers are larger and often have room, so that a conversation also leaves a home that has room.
+//! A history with few, small workers and a long queue that is served quickly: requests overtake each other. In a third
+//! of the histories the workers are larger and often have room, so that a conversation also leaves a home that has
+//! room.
 
 use std::time::Duration;
 

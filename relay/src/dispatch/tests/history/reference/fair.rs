@@ -105,8 +105,8 @@ impl Reference {
         self.accounts.of(flow) - estimated.map(|request| request.charged).sum::<u64>()
     }
 
-    /// Returns the number of other models in a report whose first request is of a higher class, or of the same class and of
-    /// a key with less service.
+    /// Returns the number of other models in a report whose first request is of a higher class, or of the same class
+    /// and of a key with less service.
     pub(in super::super) fn ranks(&self, worker: WorkerKey) -> BTreeMap<Model, u32> {
         let reported = self.reported_to(worker);
         let place =
@@ -182,8 +182,8 @@ impl Reference {
         is_full
     }
 
-    /// Returns the places and bytes that are missing for a request. Lower classes have what they keep, and, if they `hold` it,
-    /// what they have beyond that.
+    /// Returns the places and bytes that are missing for a request. Lower classes have what they keep, and, if they
+    /// `hold` it, what they have beyond that.
     fn excess(&self, key: RequestKey, hold: bool) -> (usize, u64) {
         let Request { class, new, .. } = &self.requests[&key];
         let (mut count, mut bytes) = (1, new.bytes);
@@ -220,8 +220,8 @@ impl Reference {
         }
     }
 
-    /// Returns the share that leaves no room for a request next to those of this class and higher ones; the first request
-    /// of a key may always wait.
+    /// Returns the share that leaves no room for a request next to those of this class and higher ones; the first
+    /// request of a key may always wait.
     pub(super) fn share_is_full(&self, key: RequestKey, lowest: Class) -> Option<u8> {
         let new = &self.requests[&key].new;
         let share = new.share.as_ref()?;

@@ -161,7 +161,8 @@ impl Reference {
         self.workers[&worker].new.distance
     }
 
-    /// True if the home costs at most what the other one costs: its backlog, what it lacks three times, and its distance.
+    /// True if the home costs at most what the other one costs: its backlog, what it lacks three times, and its
+    /// distance.
     fn is_worth_waiting(&self, home: WorkerKey, other: WorkerKey, saved: u64) -> bool {
         let nearest = self.distance(home).min(self.distance(other));
         let spill = self.settings.spill.bytes;

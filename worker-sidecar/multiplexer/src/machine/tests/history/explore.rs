@@ -6,8 +6,8 @@
 //! - There are three requests, and a budget of failures, orders, losses of links and so on.
 //! - Driver calls take a fixed time, a second for a load and none for any other call, unless they hang. So measured
 //!   costs do not vary.
-//! - Time passes only to the next deadline, or to the end of a call. With [`Scenario::step`], also by a second. It does not
-//!   pass while a relay may send a request, or while a probe is unanswered.
+//! - Time passes only to the next deadline, or to the end of a call. With [`Scenario::step`], also by a second. It does
+//!   not pass while a relay may send a request, or while a probe is unanswered.
 //! - A time that has passed is only as old as the rules can tell.
 //!
 //! In every state, or in a part of them, everything works from then on: all requests are served.

@@ -357,7 +357,8 @@ impl World {
         models.filter(|other| class(other) == class(model) && precedes(other)).cloned().collect()
     }
 
-    /// Returns `None` if no candidate ends the resident's turn early, and `Some(true)` if each that does is owed service.
+    /// Returns `None` if no candidate ends the resident's turn early, and `Some(true)` if each that does is owed
+    /// service.
     fn ends_early(&self, resident: &Model, models: &[Model], candidates: &[Candidate]) -> Option<bool> {
         let running = self.running.iter().filter(|(_, running)| running.model == *resident && !running.abandoned);
         let running = running.filter(|(request, _)| self.machine.leases.contains_key(request));

@@ -1,4 +1,5 @@
-//! Bugs as a machine could have them, made by changing what it receives and what it returns. The explorer must find each.
+//! Bugs as a machine could have them, made by changing what it receives and what it returns. The explorer must find
+//! each.
 
 #![cfg_attr(not(unix), allow(dead_code, reason = "the explorer runs only on Unix"))]
 

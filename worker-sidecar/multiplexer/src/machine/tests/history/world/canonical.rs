@@ -25,8 +25,8 @@ pub(crate) const RULES: [(&str, Rule); 19] = [
     // The longest turn of a resident is 5 s, and an eviction or a load that takes longer is not measured.
     ("since", Rule::Age(6_000)),
     ("residency", Rule::Age(6_000)),
-    // A request at a relay may wait for as long as another one runs. The longest bound of the policy is 27 s, and of two
-    // models past their bounds, no more than one waits at a relay.
+    // A request at a relay may wait for as long as another one runs. The longest bound of the policy is 27 s, and of
+    // two models past their bounds, no more than one waits at a relay.
     ("stated", Rule::Age(30_000)),
     // The default is loaded again after 4 s; there is no idle_ttl, and no linger.
     ("idle_since", Rule::Age(5_000)),

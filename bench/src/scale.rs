@@ -151,6 +151,8 @@ pub struct Report {
     pub throughput: Vec<(u32, f64)>,
     /// Over networks.
     pub network: Vec<network::Way>,
+    /// Many streams over networks.
+    pub loaded: Option<network::Loaded>,
     /// The cost of each feature, in each round.
     pub features: Vec<features::Costs>,
     /// Responses that were right in every byte.
@@ -208,6 +210,7 @@ pub async fn run(options: &Options, folder: &Path, tell: impl Fn(&str)) -> Resul
         queue: None,
         throughput: Vec::new(),
         network: Vec::new(),
+        loaded: None,
         features: Vec::new(),
         right: 0,
         bytes: 0,
@@ -247,7 +250,9 @@ impl Report {
                 }
             }
             Part::Network => {
-                self.network = network::both_ways(setup, &extent, |outcome| self.right_and_bytes(outcome)).await?;
+                let (ways, loaded) =
+                    network::measure(setup, &extent, |outcome| self.right_and_bytes(outcome)).await?;
+                (self.network, self.loaded) = (ways, Some(loaded));
             }
             Part::Features => {
                 let mut absent = Vec::new();

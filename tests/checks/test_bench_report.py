@@ -8,6 +8,7 @@ import unittest
 from pathlib import Path
 
 import bench_report
+import bench_scale
 
 MACHINE = {"cpu": "A CPU", "cores": 2, "kernel": "6.1", "load_before": 0.5, "date": "2026-01-01"}
 NAMES = {
@@ -182,7 +183,7 @@ class Speed(Tables):
 
 class Scale(Tables):
     def test_every_part_has_table_and_gaps_are_noted(self):
-        text = bench_report.scale(scale_report())["scale"]
+        text = bench_scale.scale(scale_report())["scale"]
         for line in (
             "| 10,000 idle workers | |",
             "| all workers are attached again after | 4.0 s |",
@@ -195,10 +196,10 @@ class Scale(Tables):
         ):
             self.assertIn(line, text.splitlines())
         self.assertIn(". In 200 s. A program may have 20,000 files open. 12 responses were compared", text)
-        self.assertIn("any number of files", bench_report.scale(scale_report(open_files=2**64 - 1))["scale"])
+        self.assertIn("any number of files", bench_scale.scale(scale_report(open_files=2**64 - 1))["scale"])
 
     def test_feature_is_compared_with_its_baseline(self):
-        text = bench_report.features(scale_report()["features"])
+        text = bench_scale.features(scale_report()["features"])
         self.assertTrue(self.line(text, "| **plain**").endswith("| 50.0 | 30.0 | 10.0 | 5.0 | 0.200 |"))
         keys = "| 55.0 (+10 %) | 33.0 (+10 %) | 11.0 (+10 %) | 5.5 (+10 %) | 0.220 (+10 %) |"
         self.assertTrue(self.line(text, "| API keys").endswith(keys))
@@ -206,16 +207,32 @@ class Scale(Tables):
         self.assertNotIn("apart", text)  # one round says nothing of noise
 
     def test_runner_and_tables_have_same_features(self):
-        self.assertEqual(variants("scale/features.rs", "Feature"), list(bench_report.FEATURE_ROWS))
+        self.assertEqual(variants("scale/features.rs", "Feature"), list(bench_scale.FEATURE_ROWS))
         self.assertIn("const PACE: Duration = Duration::from_millis(500);", source("scale/streams.rs"))
 
     def test_features_show_median_and_spread_of_rounds(self):
-        text = bench_report.features([costs("plain", times) for times in (1, 3, 1.2)])
+        text = bench_scale.features([costs("plain", times) for times in (1, 3, 1.2)])
         self.assertIn("| 60.0 | 36.0 | 12.0 | 6.0 | 0.240 |", text)
         self.assertIn("lie 200 % apart", text)
 
+    def test_capacity_follows_from_costs(self):
+        loaded = {"streams": 1000, "tokens_a_second": 20_000.0, "relay_cores": 0.24}
+        both = [costs("plain", 1), costs("two_relays", 1.4)]
+        text = bench_scale.capacity(scale_report(features=both, loaded=loaded))
+        for line in (
+            # 0.7 s ÷ 30 µs, ÷ 10 µs, ÷ 20 a second; × 12 KiB.
+            "| 1 core | 23,333 | 70,000 | 3,500 | 0.04 GiB | processor time of tokens |",
+            "| 16 cores | 373,333 | 1,120,000 | 56,000 | 0.64 GiB | processor time of tokens |",
+            # 4 × 0.7 s ÷ 10 µs ÷ 20; 10,000 ÷ 15 s × 60 µs.
+            "| 1 | 14,000 | 10,000 | 0.08 GiB | 0.04 cores |",
+            "| 2 | 20,000 | 20,000 | 0.15 GiB | 0.08 cores |",
+        ):
+            self.assertIn(line, text.splitlines())
+        self.assertIn("took 0.24 cores of the relay, where the cost of a token above gives 0.20 (+20 %)", text)
+        self.assertEqual(bench_scale.capacity(scale_report(features=[])), bench_scale.NOT_MEASURED)
+
     def test_million_workers_need_forty_relays(self):
-        text = bench_report.cluster(scale_report())
+        text = bench_scale.cluster(scale_report())
         for begin, result in (
             ("relays | 1,000,000 workers ÷ 50,000 a cell × 2 relays", "40"),
             ("a relay's links to workers", "50,000"),
@@ -233,8 +250,8 @@ class Scale(Tables):
             self.assertTrue(self.line(text, f"| {begin}").endswith(f" | {result} |"), text)
 
     def test_unmeasured_figures_are_left_out_of_arithmetic(self):
-        self.assertEqual(bench_report.cluster(scale_report(workers=None)), bench_report.NOT_MEASURED)
-        self.assertEqual(len(bench_report.cluster(scale_report(queue=None, streams=[])).splitlines()), 2 + 7)
+        self.assertEqual(bench_scale.cluster(scale_report(workers=None)), bench_scale.NOT_MEASURED)
+        self.assertEqual(len(bench_scale.cluster(scale_report(queue=None, streams=[])).splitlines()), 2 + 7)
 
 
 class Pages(unittest.TestCase):
@@ -249,7 +266,8 @@ class Pages(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()) as printed:
             report, page = Path(folder) / "report.json", Path(folder) / "page.md"
             report.write_text(json.dumps(scale_report()))
-            page.write_text("".join(f"<!-- {name}: begin -->\n<!-- {name}: end -->\n" for name in ("scale", "features", "cluster")))
+            names = ("scale", "features", "capacity", "cluster")
+            page.write_text("".join(f"<!-- {name}: begin -->\n<!-- {name}: end -->\n" for name in names))
             bench_report.main(report, page)
             written = page.read_text(encoding="utf-8")
         self.assertIn("| 10,000 idle workers | |", printed.getvalue())

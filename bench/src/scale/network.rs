@@ -21,6 +21,12 @@ const RELAY_PORT: u16 = 8080;
 /// The same as in `make bench`: 32 streams of half a second, an event every 10 ms.
 const STREAMS: [&str; 6] = ["--connections", "32", "--chunks", "50", "--gap-ms", "10"];
 
+/// Twenty tokens a second, for ten seconds.
+const READERS: [&str; 6] = ["--requests", "1", "--chunks", "200", "--gap-ms", "50"];
+
+/// The part of the open streams that all read at that speed: client, relay, worker and backend share this machine.
+const LOADED_PART: u32 = 5;
+
 /// The measurements of one way.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Way {
@@ -38,12 +44,24 @@ pub struct Way {
     pub stalls: u64,
 }
 
-/// Measures direct and relayed in turns. The client is a program of its own, because it is in a network of its own.
-pub(super) async fn both_ways(
+/// Many streams at reading speed: the point at which the arithmetic of capacity is checked.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Loaded {
+    /// Streams at once.
+    pub streams: u32,
+    /// Their tokens a second, all together.
+    pub tokens_a_second: f64,
+    /// The processor time of the relay, in cores.
+    pub relay_cores: f64,
+}
+
+/// Measures direct and relayed in turns, then many streams through the relay. The client is a program of its own, because
+/// it is in a network of its own.
+pub(super) async fn measure(
     setup: &Setup,
     extent: &Extent,
     mut check: impl FnMut(&Outcome) -> Result<(), ScaleError>,
-) -> Result<Vec<Way>, ScaleError> {
+) -> Result<(Vec<Way>, Loaded), ScaleError> {
     let namespaces = Namespaces::new().map_err(ScaleError::Absent)?;
     let folder = tempfile::tempdir()?;
     // Stopped before the networks are deleted.
@@ -67,8 +85,19 @@ pub(super) async fn both_ways(
             rounds.0.push((alone, paced));
         }
     }
-    let [direct, relayed] = rounds.map(|rounds| rounds.way());
-    Ok(vec![direct, Way { is_relayed: true, ..relayed }])
+    let [direct, way] = rounds.map(|rounds| rounds.way());
+    let streams = extent.streams.div_ceil(LOADED_PART);
+    let before = stack.relay.usage()?;
+    let count = streams.to_string();
+    let loaded = client.run_load(&relayed, &[&["--connections", &count][..], &READERS].concat()).await?;
+    let used = stack.relay.usage()? - before;
+    check(&loaded)?;
+    let loaded = Loaded {
+        streams,
+        tokens_a_second: loaded.events as f64 / loaded.seconds,
+        relay_cores: used.cpu.as_secs_f64() / loaded.seconds,
+    };
+    Ok((vec![direct, Way { is_relayed: true, ..way }], loaded))
 }
 
 async fn start(setup: &Setup, namespaces: &Namespaces, folder: &Path) -> Result<(Program, Stack), ScaleError> {

@@ -37,7 +37,7 @@ use crate::dispatch::{Event, NewRequest, Owner, RequestKey, Weight, WorkerKey};
 /// Beyond these, an exploration is not complete.
 const LIMITS: Limits = Limits { states: 5_000_000, depth: u32::MAX, time: Duration::from_secs(300) };
 
-/// The number of small worlds that are explored with the unit tests.
+/// The number of small worlds that `cargo test` alone explores.
 const QUICK: usize = 6;
 
 /// A relay with what its environment knows.
@@ -267,7 +267,7 @@ fn run(scenario: Scenario, limits: Limits) -> (End, u64) {
 
 #[test]
 fn every_history_of_small_worlds_keeps_invariants() {
-    // All of them in the suite of histories, and the quickest in the unit tests.
+    // All of them in the suite of histories; by `cargo test` alone the quickest.
     let is_suite = std::env::var_os("MODELRELAY_HISTORY_TRANSITIONS").is_some();
     let count = if is_suite { usize::MAX } else { QUICK };
     let mut transitions = 0;

@@ -250,8 +250,7 @@ impl Report {
                 }
             }
             Part::Network => {
-                let (ways, loaded) =
-                    network::measure(setup, &extent, |outcome| self.right_and_bytes(outcome)).await?;
+                let (ways, loaded) = network::measure(setup, &extent, |outcome| self.right_and_bytes(outcome)).await?;
                 (self.network, self.loaded) = (ways, Some(loaded));
             }
             Part::Features => {

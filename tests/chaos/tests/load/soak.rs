@@ -28,6 +28,9 @@ const REQUESTS_PER_FAULT: usize = 100;
 const MEMORY_FACTOR: f64 = 1.10;
 const MEMORY_MORE: f64 = 4e6;
 const DESCRIPTORS_MORE: f64 = 8.0;
+/// Threads that write files end ten seconds after their last work, and a slow disk keeps several of them busy. One that was
+/// leaked with each fault would add dozens.
+const THREADS_MORE: f64 = 6.0;
 
 /// The resources of a process.
 #[derive(Debug, Clone, Copy)]
@@ -66,7 +69,7 @@ fn check(name: &str, samples: &[Held]) {
     ));
     assert!(last.memory <= first.memory * MEMORY_FACTOR + MEMORY_MORE, "{name}: memory grows");
     assert!(last.descriptors <= first.descriptors + DESCRIPTORS_MORE, "{name}: descriptors grow");
-    assert!(last.threads <= first.threads + 1.0, "{name}: threads grow");
+    assert!(last.threads <= first.threads + THREADS_MORE, "{name}: threads grow");
 }
 
 /// Kills the second or third worker, or its backend.

@@ -209,7 +209,13 @@ pub(super) fn small() -> Vec<Scenario> {
         Scenario { requests: CLASSES, queue: 2, ..with("classes, full queue, loss", Budget { losses: 1, ..NONE }) },
         Scenario { workers: &[Kind::Swapping], up: 1, failures: severed, budget: failures, ..SWAPS },
         Scenario { name: "two multiplexers", requests: &[PLAIN], ..SWAPS },
-        Scenario { name: "two names of one model", workers: &[Kind::Swapping], up: 1, requests: &[PLAIN, ALIAS], ..SWAPS },
+        Scenario {
+            name: "two names of one model",
+            workers: &[Kind::Swapping],
+            up: 1,
+            requests: &[PLAIN, ALIAS],
+            ..SWAPS
+        },
     ]
 }
 

@@ -89,7 +89,12 @@ Grant(g) == [kind |-> "grant", grant |-> g]
 Grants(q) == {i \in 1..Len(q) : q[i].kind = "grant"}
 Last(S) == CHOOSE i \in S : \A j \in S : j <= i
 
+(* A seeded bug: the message is written before the grants that wait. *)
+Overtaking(queue, message) ==
+  SelectSeq(queue, LAMBDA m : m.kind # "grant") \o message \o SelectSeq(queue, LAMBDA m : m.kind = "grant")
+
 IsCancel(tail) == tail # <<>> /\ Head(tail).kind = "cancel"
+IsEnd(tail) == tail # <<>> /\ Head(tail).kind = "end"
 
 (* Ends each action of the worker: `v0` is its new state, `q` the queues to the relays without the grants that       *)
 (* changed, `tail` the message that follows the grant on the link `of`. A newer grant takes the place of an older    *)
@@ -99,13 +104,14 @@ Publish(v0, q, of, tail) ==
       values == TLCEval([l \in Links |-> IF l \in Joined(v) THEN Values(v, l) ELSE None])
       changed == TLCEval(IF Bug = "cancel_sends_no_grant" /\ IsCancel(tail) THEN {}
                          ELSE {l \in Joined(v) : values[l] # v.reported[l]})
+      sent == IF Bug = "end_loses_grant" /\ IsEnd(tail) THEN {} ELSE changed
       message == IF IsCancel(tail) THEN <<>> ELSE tail
-      behind(l, queue) == IF l = of THEN queue \o message ELSE queue
+      behind(l, queue) == IF l # of THEN queue ELSE IF Bug = "reply_overtakes_grant" THEN Overtaking(queue, message) ELSE queue \o message
   IN /\ w' = [v EXCEPT !.reported = [l \in Links |-> IF l \in changed THEN values[l] ELSE @[l]]]
-     /\ \E replaced \in SUBSET {l \in changed : Grants(q[l]) # {}} :
+     /\ \E replaced \in SUBSET {l \in sent : Grants(q[l]) # {}} :
           down' = [l \in Links |->
             IF r.link[l] = "none" THEN <<>>
-            ELSE IF l \notin changed THEN behind(l, q[l])
+            ELSE IF l \notin sent THEN behind(l, q[l])
             ELSE IF l \in replaced THEN behind(l, [q[l] EXCEPT ![Last(Grants(q[l]))] = Grant(values[l])])
             ELSE behind(l, Append(q[l], Grant(values[l])))]
 
@@ -379,7 +385,7 @@ Next ==
        \/ /\ HasQueues /\ r.queue[relay] + InFlightOf(relay) < MaxRequests
           /\ QueueChanges(relay, r.queue[relay] + 1)
        \/ HasQueues /\ MayCancel /\ r.queue[relay] > 0 /\ QueueChanges(relay, r.queue[relay] - 1)
-       \/ \E l \in Links : (MayFail \/ LinksOf(relay) = {}) /\ Joins(l, relay)
+       \/ \E l \in Links : (MayFail \/ MayDrain \/ LinksOf(relay) = {}) /\ Joins(l, relay)
   \/ \E l \in Links :
        \/ WorkerJoins(l) \/ WorkerReads(l) \/ WorkerHears(l)
        \/ Sends(l) \/ Reports(l) \/ RelayStaysSilent(l) \/ RelayReads(l)
@@ -439,15 +445,20 @@ NeverOverfilled == [][\A l \in Links : w'.running[l] \ w.running[l] # {} => Tota
 (* A relay sends no more than its last grant allows. *)
 RelaysObey == [][\A l \in Links : r'.inflight[l] \ r.inflight[l] # {} => Cardinality(r'.inflight[l]) <= r'.granted[l].slots]_vars
 
-(* The worker refuses a request only if all slots that its relay has are in use, and a grant that says so goes first. *)
+(* The worker refuses a request only if all slots that its relay has are in use, and every grant goes first: so the    *)
+(* newest, which states that, is read before the refusal.                                                             *)
 RefusalsAreStated ==
-  [][\A l \in Links : Replied(l)' \ Replied(l) # {} /\ down'[l][Len(down'[l])].kind = "refused"
-       => w'.reported[l].slots = Cardinality(w'.running[l])]_vars
+  [][\A l \in Links : \A i \in 1..Len(down'[l]) :
+       down'[l][i].kind = "refused" /\ down'[l][i].id \notin Replied(l)
+         => /\ w'.reported[l].slots = Cardinality(w'.running[l])
+            /\ \A j \in Grants(down'[l]) : j < i]_vars
 
-(* A request that waits is never forgotten: there is a message in transit, a request that runs, a slot that waits for   *)
-(* its request, or something that its relay must send. Pings are not needed.                                           *)
+(* A request that waits is never forgotten: there is a message in transit, a request that runs, a slot that waits for  *)
+(* its request, something that its relay must send, or a link that one side has lost and the other will lose. Pings    *)
+(* are not needed.                                                                                                     *)
 NothingIsStuck ==
   \/ \A relay \in Relays : r.queue[relay] = 0 \/ ~\E l \in LinksOf(relay) : r.link[l] = "up"
   \/ \E l \in Links :
        up[l] # <<>> \/ down[l] # <<>> \/ w.link[l] = "new" \/ w.running[l] # {} \/ w.handed[l] > 0 \/ r.owes[l] \/ MaySend(l)
+         \/ (w.link[l] = "left" /\ r.link[l] # "none") \/ (w.link[l] = "joined" /\ r.link[l] = "none")
 =============================================================================

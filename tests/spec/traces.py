@@ -5,7 +5,7 @@ not described by Grants.tla, and has no trace.
 """
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 # The steps of a worker that concern none of its links, and those of a relay.
 OF_ALL_LINKS = ("timeout", "capacity")
@@ -27,6 +27,8 @@ class Trace:
     ids: dict = field(default_factory=dict)
     last_of_worker: dict = None
     is_described: bool = True
+    # Of a trace with a fault: the step that the specification must not allow.
+    early: dict = None
 
     def add(self, op, link, raw, is_worker):
         step = {"op": op, "l": self.links.get(link, 0), "grants": []}
@@ -62,9 +64,10 @@ def grant_of(raw):
 
 
 def read(seed, lines):
-    """Returns the traces of a seed."""
-    records = [json.loads(line) for line in lines]
-    return Reader(seed).read(records)
+    """Returns the reader of a seed, which has its traces."""
+    reader = Reader(seed)
+    reader.read([json.loads(line) for line in lines])
+    return reader
 
 
 class Reader:
@@ -76,6 +79,8 @@ class Reader:
         # By the worker's number of a link, and by the relay's name of it. No two links of a simulation share either.
         self.by_number, self.by_name = {}, {}
         self.ended = set()
+        # The number of steps that belong to no trace, such as those of links that a worker never acknowledged.
+        self.unmatched = 0
 
     def read(self, records):
         for raw in records:
@@ -93,6 +98,9 @@ class Reader:
                 self.running[raw["host"]] = next(traces)
             else:
                 self._add(raw)
+
+    def described(self):
+        """Returns the traces of the starts that Grants.tla describes."""
         return [trace for trace in self.traces if trace.is_described and trace.joined]
 
     def _add(self, raw):
@@ -105,8 +113,13 @@ class Reader:
         elif op in OF_ALL_LINKS:
             if host in self.running:
                 self.running[host].add(op, None, raw, True)
-        elif op != "acknowledged" and raw["link"] in self.by_number:
-            self._add_of_worker(op, host, raw)
+            else:
+                self.unmatched += 1
+        elif op != "acknowledged":
+            if raw["link"] in self.by_number:
+                self._add_of_worker(op, host, raw)
+            else:
+                self.unmatched += 1
 
     def _add_of_relay(self, op, host, raw):
         if op == "opens":
@@ -116,10 +129,13 @@ class Reader:
             trace.add(op, name, raw, False)
             if op == "opens":
                 trace.steps[-1]["relay"] = host
+        else:
+            self.unmatched += 1
 
     def _add_of_worker(self, op, host, raw):
         trace, name = self.by_number[raw["link"]]
         if self.running.get(host) is not trace:
+            self.unmatched += 1
             return
         if op == "grants":
             trace.last_of_worker["grants"].append((trace.links[name], grant_of(raw)))
@@ -129,6 +145,32 @@ class Reader:
             trace.is_described &= raw["core1"] == "true"
         if name in trace.joined:
             trace.add(op, name, raw, True)
+        else:
+            self.unmatched += 1
+
+
+def sent_early(trace):
+    """Returns the trace with one request sent just before the grant that permits it, or None if it has no such request."""
+    slots, inflight, last_grant = {}, {}, {}
+    for number, step in enumerate(trace.steps):
+        op, link = step["op"], step["l"]
+        running = inflight.setdefault(link, set())
+        if op == "reads_grant":
+            # Without this grant, no further request may be sent. What a refusal takes away only lowers the slots.
+            is_needed = len(running) >= slots.get(link, 0)
+            slots[link] = step["grant"]["slots"]
+            last_grant[link] = number if is_needed else None
+        elif op == "sends" and last_grant.get(link) is not None:
+            at = last_grant[link]
+            steps = [*trace.steps[:at], step, *trace.steps[at:number], *trace.steps[number + 1:]]
+            return replace(trace, steps=steps, early=step)
+        elif op == "sends":
+            running.add(step["id"])
+        elif op in OF_RELAYS and link:
+            # After another step of this link, the request might have been allowed before the grant.
+            last_grant[link] = None
+            running.discard(step.get("id"))
+    return None
 
 
 def as_module(traces):

@@ -195,7 +195,7 @@ impl Candidate {
     async fn release(&self, view: LeaseView) {
         let Some(lease) = view.held() else { return };
         let released = match self.write(vacated(lease)).await {
-            // The last renewal may have been stored without a response, or somebody annotated the lease.
+            // The last renewal may have been stored without a response, or another writer annotated the lease.
             Err(kube::Error::Api(status)) if status.code == 409 => self.release_newer().await,
             other => other.map(drop),
         };

@@ -105,6 +105,20 @@ impl Caches {
         let _ = self.daemon_sets.wait_until_ready().await;
     }
 
+    /// Returns caches that no watch fills.
+    #[cfg(test)]
+    pub(crate) fn empty(triggers: Triggers) -> Self {
+        Self {
+            providers: reflector::store().0,
+            pools: reflector::store().0,
+            relay_pods: reflector::store().0,
+            pool_pods: reflector::store().0,
+            deployments: reflector::store().0,
+            daemon_sets: reflector::store().0,
+            triggers,
+        }
+    }
+
     /// Returns the Provider whose relay serves this one, if it is another one, or the reason that none does.
     pub fn relay_of(&self, provider: &Provider) -> Result<Option<Arc<Provider>>, SharingError> {
         if provider.spec.relay_ref.is_none() {

@@ -126,10 +126,19 @@ pub fn add_to_pod(pod: &mut Value, inputs: &SidecarInputs<'_>) -> Result<Vec<Not
 /// Records the hash of the worker that `pod` was just given, so that a later change can be detected. Only for injected
 /// Pods; for those of a template, the template itself shows changes.
 pub fn mark(pod: &mut Value, inputs: &SidecarInputs<'_>) {
-    let Some(metadata) = pod.get_mut("metadata").and_then(Value::as_object_mut) else { return };
-    let annotations = metadata.entry("annotations").or_insert_with(|| Value::Object(Map::new()));
-    if let Some(annotations) = annotations.as_object_mut() {
-        annotations.insert(names::WORKER_HASH_ANNOTATION.to_owned(), hash(inputs).into());
+    set_metadata(pod, "annotations", names::WORKER_HASH_ANNOTATION, &hash(inputs));
+}
+
+/// Sets one of a Pod's labels or annotations, which may be absent or null.
+pub fn set_metadata(pod: &mut Value, field: &str, key: &str, value: &str) {
+    if let Some(metadata) = pod.pointer_mut("/metadata").and_then(Value::as_object_mut) {
+        let entries = metadata.entry(field).or_insert(Value::Null);
+        if entries.is_null() {
+            *entries = json!({});
+        }
+        if let Some(entries) = entries.as_object_mut() {
+            entries.insert(key.to_owned(), value.into());
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::worker_config::{RelayTarget, RelayTransport};
-use crate::crd::WorkerPool;
+use crate::crd::{Provider, WorkerPool};
 use crate::settings::defaults::WorkerDefaults;
 
 /// Pool `llama` in namespace `llm`.
@@ -12,6 +12,15 @@ pub(crate) fn pool(spec: &Value) -> WorkerPool {
         "apiVersion": "modelrelay.io/v1alpha1", "kind": "WorkerPool",
         "metadata": {"name": "llama", "namespace": "llm", "uid": "11111111-2222-3333-4444-555555555555", "generation": 1},
         "spec": spec,
+    }))
+    .unwrap()
+}
+
+/// Returns a Provider.
+pub(crate) fn provider(namespace: &str, name: &str, spec: &Value) -> Provider {
+    serde_json::from_value(json!({
+        "apiVersion": "modelrelay.io/v1alpha1", "kind": "Provider",
+        "metadata": {"name": name, "namespace": namespace}, "spec": spec,
     }))
     .unwrap()
 }

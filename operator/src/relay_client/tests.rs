@@ -370,18 +370,11 @@ fn pod_reports_leaving_state_and_tls() {
 async fn old_relays_of_sharing_provider_are_not_polled() {
     let (relay_pods, mut pods) = reflector::store();
     let (providers, mut providers_writer) = reflector::store();
-    let provider = |namespace: &str, name: &str, spec: Value| -> Provider {
-        let value = json!({
-            "apiVersion": "modelrelay.io/v1alpha1", "kind": "Provider",
-            "metadata": {"name": name, "namespace": namespace}, "spec": spec,
-        });
-        serde_json::from_value(value).unwrap()
-    };
     let relay_ref = json!({"relayRef": {"name": "front", "namespace": "llm"}});
     for provider in [
-        provider("llm", "front", json!({})),
-        provider("llm", "chat", relay_ref.clone()),
-        provider("elsewhere", "refused", relay_ref),
+        testing::provider("llm", "front", &json!({})),
+        testing::provider("llm", "chat", &relay_ref),
+        testing::provider("elsewhere", "refused", &relay_ref),
     ] {
         providers_writer.apply_watcher_event(&watcher::Event::Apply(provider));
     }
@@ -390,15 +383,7 @@ async fn old_relays_of_sharing_provider_are_not_polled() {
         let pod = json!({"metadata": {"name": format!("{name}-1"), "namespace": "llm", "labels": labels}});
         pods.apply_watcher_event(&watcher::Event::Apply(serde_json::from_value(pod).unwrap()));
     }
-    let caches = Caches {
-        providers,
-        pools: reflector::store().0,
-        relay_pods,
-        pool_pods: reflector::store().0,
-        deployments: reflector::store().0,
-        daemon_sets: reflector::store().0,
-        triggers: Triggers::channels().0,
-    };
+    let caches = Caches { providers, relay_pods, ..Caches::empty(Triggers::channels().0) };
     let mut polled: Vec<String> = Relays::of(&caches).by_provider.into_keys().map(|key| key.1).collect();
     polled.sort();
     assert_eq!(polled, ["deleted", "front"]);
@@ -432,15 +417,7 @@ async fn relay_report_triggers_only_its_provider() {
     let (triggers, mut requests) = Triggers::channels();
     let (pools, mut pools_writer) = reflector::store();
     pools_writer.apply_watcher_event(&watcher::Event::Apply(testing::pool(&json!({"provider": "local"}))));
-    let caches = Caches {
-        providers: reflector::store().0,
-        pools,
-        relay_pods: reflector::store().0,
-        pool_pods: reflector::store().0,
-        deployments: reflector::store().0,
-        daemon_sets: reflector::store().0,
-        triggers,
-    };
+    let caches = Caches { pools, ..Caches::empty(triggers) };
     let key = ("llm".to_owned(), "local".to_owned());
     assert_eq!(caches.pools_of(&key.0, &key.1).len(), 1);
     for depth in [1, 1, 2] {

@@ -64,7 +64,7 @@ impl LeaseView {
             None => leads,
         };
         let seconds = spec.and_then(|spec| u64::try_from(spec.lease_duration_seconds?).ok());
-        // Whoever releases the lease removes its duration.
+        // A leader that releases the lease removes its duration.
         if is_own || (holder.is_none() && seconds.is_none()) {
             return Next::Acquire(Box::new(lease));
         }

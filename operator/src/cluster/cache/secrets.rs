@@ -94,16 +94,10 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::manifests::testing;
 
     fn provider(name: &str, spec: &Value) -> Provider {
-        provider_in("llm", name, spec)
-    }
-
-    fn provider_in(namespace: &str, name: &str, spec: &Value) -> Provider {
-        let metadata = json!({"name": name, "namespace": namespace});
-        let object =
-            json!({"apiVersion": "modelrelay.io/v1alpha1", "kind": "Provider", "metadata": metadata, "spec": spec});
-        serde_json::from_value(object).unwrap()
+        testing::provider("llm", name, spec)
     }
 
     fn pool(name: &str, provider: &str) -> WorkerPool {
@@ -155,8 +149,8 @@ mod tests {
         let providers = [
             provider("front", &json!({"relay": {"tls": {"secretName": "cert"}, "sharedWith": shared_with}})),
             provider("near", &guest),
-            provider_in("research", "far", &guest),
-            provider_in("elsewhere", "refused", &guest),
+            testing::provider("research", "far", &guest),
+            testing::provider("elsewhere", "refused", &guest),
         ];
         let pools = [
             pool("p1", "front"),

@@ -53,15 +53,7 @@ impl World {
         let (triggers, requests) = Triggers::channels();
         let (relay_pods, pods) = reflector::store();
         let (providers, providers_writer) = reflector::store();
-        let caches = Caches {
-            providers,
-            pools: reflector::store().0,
-            relay_pods,
-            pool_pods: reflector::store().0,
-            deployments: reflector::store().0,
-            daemon_sets: reflector::store().0,
-            triggers,
-        };
+        let caches = Caches { providers, relay_pods, ..Caches::empty(triggers) };
         let shared = Arc::new(ProviderContext { ctx, caches, ledger: Mutex::default() });
         Self { api, shared, pods, providers: providers_writer, _requests: requests }
     }

@@ -47,7 +47,7 @@ pub async fn release(client: &Client, namespace: &str, gated: &[Gated]) -> Resul
 }
 
 /// Deletes the Pods that a pool selected and that wait for it, although it is gone. Their controllers create new ones,
-/// which then wait for no pool. The API server is asked whether the pool exists: the cache may not have a new one yet.
+/// which then wait for no pool. The pool is looked up at the API server: the cache may not have a new one yet.
 pub async fn release_orphans(client: &Client, caches: &Caches, pool: &ObjectRef<WorkerPool>) {
     let namespace = pool.namespace.clone().unwrap_or_default();
     let of_pool = |pod: &Arc<Pod>| {

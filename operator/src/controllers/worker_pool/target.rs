@@ -16,7 +16,7 @@ use serde_json::json;
 
 use super::rivals::Rival;
 use super::rollout::Rollout;
-use super::writers::Writers;
+use super::writers::{ReplicaWrite, Writers};
 use super::{PoolContext, ReconcileError, claims};
 use crate::cluster::apply::ApplyError;
 use crate::crd::WorkerPool;
@@ -163,17 +163,6 @@ pub(super) async fn reconcile(
     Ok(TargetReading::There { rollout, rival: None })
 }
 
-/// The result of a write.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum TargetWrite {
-    /// The target has the number.
-    Done,
-    /// The number was another one, or the target changed meanwhile or is gone.
-    Outdated,
-    /// The API server stored this number instead, as an admission webhook makes it.
-    Overruled(i32),
-}
-
 /// Scales the target from one number to another.
 pub(super) async fn write(
     pool: &WorkerPool,
@@ -181,7 +170,7 @@ pub(super) async fn write(
     target: &TargetRef,
     from: i32,
     to: i32,
-) -> Result<TargetWrite, kube::Error> {
+) -> Result<ReplicaWrite, kube::Error> {
     let api = api(pool, shared, target);
     let note = |note: &dyn Fn(&mut TargetState)| {
         shared.memory.with(pool, |entry| {
@@ -208,9 +197,9 @@ pub(super) async fn write(
     // The status shows the new number, or the reason that there is none.
     shared.caches.triggers.pool(&pool.namespace().unwrap_or_default(), &pool.name_any());
     Ok(match written? {
-        Replaced { scale: Some(scale), .. } if wanted(&scale) == to => TargetWrite::Done,
-        Replaced { scale: Some(scale), patched: true } => TargetWrite::Overruled(wanted(&scale)),
-        Replaced { .. } => TargetWrite::Outdated,
+        Replaced { scale: Some(scale), .. } if wanted(&scale) == to => ReplicaWrite::Done(0),
+        Replaced { scale: Some(scale), patched: true } => ReplicaWrite::Overruled(wanted(&scale)),
+        Replaced { .. } => ReplicaWrite::Outdated,
     })
 }
 

@@ -14,8 +14,7 @@ use super::memory::key;
 use super::scaling::share::{self, ModelCapacity, Sharer};
 use super::scaling::{Load, ScalingDecision, ScalingInputs, Why};
 use super::status::Workers;
-use super::target::TargetWrite;
-use super::writers::{ReplicaObservation, ReplicaOwner};
+use super::writers::{ReplicaObservation, ReplicaOwner, ReplicaWrite};
 use super::{PoolContext, advance, fetch, replicas, residency, target};
 use crate::crd::WorkerPool;
 use crate::crd::worker_pool::TargetKind;
@@ -290,16 +289,6 @@ fn has_other_pods(shared: &PoolContext, pool: &WorkerPool) -> bool {
     usize::try_from(running).is_ok_and(|running| own < running)
 }
 
-/// The result of writing a number.
-enum ReplicaWrite {
-    /// The number was written, and the pool has this generation.
-    Done(i64),
-    /// Another change came first.
-    Outdated,
-    /// The API server stored this number instead.
-    Overruled(i32),
-}
-
 /// Writes the number.
 async fn write(shared: &PoolContext, pool: &WorkerPool, from: i32, to: i32) -> Result<ReplicaWrite, kube::Error> {
     let Some(target) = pool.spec.target() else {
@@ -310,11 +299,7 @@ async fn write(shared: &PoolContext, pool: &WorkerPool, from: i32, to: i32) -> R
     if to < from && target.kind == TargetKind::Deployment {
         advance::rank(pool, shared, &fetch::pods(&shared.caches, pool)).await;
     }
-    Ok(match target::write(pool, shared, target, from, to).await? {
-        TargetWrite::Done => ReplicaWrite::Done(0),
-        TargetWrite::Outdated => ReplicaWrite::Outdated,
-        TargetWrite::Overruled(stored) => ReplicaWrite::Overruled(stored),
-    })
+    target::write(pool, shared, target, from, to).await
 }
 
 pub(super) async fn carry_out(shared: &PoolContext, change: Change) {

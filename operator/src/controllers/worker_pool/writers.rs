@@ -32,6 +32,17 @@ pub struct Writers {
     undone: Option<(u32, Instant)>,
 }
 
+/// The result of the operator's own write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReplicaWrite {
+    /// The number was written, and the pool has this generation; 0 for a target, whose generation is not followed.
+    Done(i64),
+    /// The number was another one, or another change came first.
+    Outdated,
+    /// The API server stored this number instead, as an admission webhook makes it.
+    Overruled(i32),
+}
+
 /// The result of observing the number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReplicaObservation {
@@ -176,7 +187,7 @@ mod tests {
                 now += DELAY;
             }
             let yielded = now - began;
-            // The operator may have scaled up meanwhile, which nobody undid.
+            // The operator may have scaled up meanwhile, which no writer undid.
             writers.observe(now, 1, 3, None);
             writers.wrote(1, 3, 4);
             now += DELAY;

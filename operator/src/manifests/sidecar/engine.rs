@@ -80,12 +80,10 @@ fn take_over(engine: &mut Map<String, Value>, inputs: &SidecarInputs<'_>) -> Res
     let has_env_from = engine.get("envFrom").and_then(Value::as_array).is_some_and(|from| !from.is_empty());
     let env = array(engine, "env")?;
     container::check_env("env of container modelrelay-worker", env)?;
-    for variable in container::env(inputs, true) {
-        // The zone that the template names takes precedence over the node's. It may be in the objects of `envFrom`.
-        let may_name_zone = has_env_from || env.iter().any(|given| backend::name(given) == container::ZONE);
-        if may_name_zone && variable == container::node_zone() {
-            continue;
-        }
+    // The zone that the template names takes precedence over the node's. It may be in the objects of `envFrom`.
+    let may_name_zone = has_env_from || env.iter().any(|given| backend::name(given) == container::ZONE);
+    let node_zone = may_name_zone.then(container::node_zone);
+    for variable in container::env(inputs, true).into_iter().filter(|variable| Some(variable) != node_zone.as_ref()) {
         env.retain(|given| backend::name(given) != backend::name(&variable));
         env.push(variable);
     }

@@ -121,22 +121,12 @@ pub fn decide_selected(
 
 /// Labels a Pod, which then counts as one of the pool.
 fn mark_selected(pod: &mut Value, pool: &str) {
-    if let Some(labels) = pod.pointer_mut("/metadata/labels").and_then(Value::as_object_mut) {
-        labels.insert(POOL_LABEL.to_owned(), pool.into());
-    }
+    sidecar::set_metadata(pod, "labels", POOL_LABEL, pool);
 }
 
 /// Annotates a Pod that waits for a pool which its creator did not name. Without the pool, it need not wait.
 fn mark_waiting(pod: &mut Value) {
-    if let Some(metadata) = pod.pointer_mut("/metadata").and_then(Value::as_object_mut) {
-        let annotations = metadata.entry("annotations").or_insert(Value::Null);
-        if annotations.is_null() {
-            *annotations = json!({});
-        }
-        if let Some(annotations) = annotations.as_object_mut() {
-            annotations.insert(SELECTED_ANNOTATION.to_owned(), json!("true"));
-        }
-    }
+    sidecar::set_metadata(pod, "annotations", SELECTED_ANNOTATION, "true");
 }
 
 /// True if such a pool can exist. Labels are not validated before a webhook sees them, and both names become parts of a

@@ -31,15 +31,21 @@ async fn missing_right_to_bind_reviewers_is_reported() {
     assert_ne!(world.condition("Reconciling").1, "Forbidden");
 }
 
-#[tokio::test]
-async fn missing_right_is_reported_by_sharer_that_needs_it() {
-    let mut world = World::new();
+/// Adds a Provider, and another one whose workers present tokens to its relay.
+fn add_owner_and_guest(world: &mut World) -> (Provider, Provider) {
     let mut guest = provider(json!({"relayRef": {"name": "local"}, "workerServiceAccounts": ["gpu"]}));
     (guest.metadata.name, guest.metadata.uid) = (Some("guest".to_owned()), Some("u-2".to_owned()));
     let owner = provider(json!({}));
     for one in [&owner, &guest] {
         world.providers.apply_watcher_event(&watcher::Event::Apply(one.clone()));
     }
+    (owner, guest)
+}
+
+#[tokio::test]
+async fn missing_right_is_reported_by_sharer_that_needs_it() {
+    let mut world = World::new();
+    let (owner, guest) = add_owner_and_guest(&mut world);
     world.pass(&owner).await.unwrap();
     world.pass(&guest).await.unwrap_err();
     world.changed(&owner).await.unwrap();
@@ -52,12 +58,7 @@ async fn missing_right_is_reported_by_sharer_that_needs_it() {
 #[tokio::test]
 async fn unreachable_binding_for_sharer_is_retried() {
     let mut world = World::with_binding("reviews");
-    let mut guest = provider(json!({"relayRef": {"name": "local"}, "workerServiceAccounts": ["gpu"]}));
-    (guest.metadata.name, guest.metadata.uid) = (Some("guest".to_owned()), Some("u-2".to_owned()));
-    let owner = provider(json!({}));
-    for one in [&owner, &guest] {
-        world.providers.apply_watcher_event(&watcher::Event::Apply(one.clone()));
-    }
+    let (owner, _) = add_owner_and_guest(&mut world);
     // The binding does not exist yet.
     world.pass(&owner).await.unwrap();
     assert_ne!(world.condition("Reconciling").1, "APIError");

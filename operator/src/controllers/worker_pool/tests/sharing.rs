@@ -5,18 +5,10 @@ use crate::relays::tls::tests::{json_of, pair};
 
 const SECRET: &str = "/api/v1/namespaces/front/secrets/relay-tls";
 
-fn with_spec(namespace: &str, name: &str, spec: &Value) -> Provider {
-    let value = json!({
-        "apiVersion": "modelrelay.io/v1alpha1", "kind": "Provider",
-        "metadata": {"name": name, "namespace": namespace}, "spec": spec,
-    });
-    serde_json::from_value(value).unwrap()
-}
-
 #[tokio::test]
 async fn workers_dial_shared_relay_by_name_at_relay() {
     let mut scene = Scene::new(&json!({}));
-    let referring = with_spec("llm", "local", &json!({"relayRef": {"name": "all", "namespace": "front"}}));
+    let referring = testing::provider("llm", "local", &json!({"relayRef": {"name": "all", "namespace": "front"}}));
     scene.providers.apply_watcher_event(&watcher::Event::Apply(referring));
     let tls = json!({"secretName": "relay-tls"});
     let yaml = |scene: &Scene| scene.server.lock().unwrap().objects[CONFIG_MAP]["data"].clone();
@@ -25,7 +17,7 @@ async fn workers_dial_shared_relay_by_name_at_relay() {
     let entries = [("tls.crt", certificate.as_str()), ("tls.key", &key), ("ca.crt", &authority)];
     scene.server.lock().unwrap().objects.insert(SECRET.to_owned(), json_of(&entries));
     // Without a grant, nothing is read from the other namespace.
-    scene.providers.apply_watcher_event(&watcher::Event::Apply(with_spec(
+    scene.providers.apply_watcher_event(&watcher::Event::Apply(testing::provider(
         "front",
         "all",
         &json!({"relay": {"tls": tls}}),
@@ -35,7 +27,7 @@ async fn workers_dial_shared_relay_by_name_at_relay() {
     let text = yaml(&scene)["worker.yaml"].as_str().unwrap().to_owned();
     assert!(text.contains("relay: dns+https://"), "the secret must not be sent unencrypted: {text}");
     let shared = json!({"relay": {"tls": tls, "sharedWith": [{"namespace": "llm"}]}});
-    scene.providers.apply_watcher_event(&watcher::Event::Apply(with_spec("front", "all", &shared)));
+    scene.providers.apply_watcher_event(&watcher::Event::Apply(testing::provider("front", "all", &shared)));
     scene.reconcile().await.unwrap();
     let text = yaml(&scene)["worker.yaml"].as_str().unwrap().to_owned();
     assert!(text.contains("relay: dns+https://all-workers.front.svc:8081\n"), "{text}");

@@ -85,7 +85,10 @@ impl Provider {
             progress.decision = Some(decision);
         }
         self.series.queue_wait_ended(QueueOutcome::Dispatched, waited);
-        self.series.placed(decision, &link.info.location);
+        self.series.placed(decision);
+        if let Some(requests) = &link.zone_requests {
+            requests.inc();
+        }
         if let Some(trace) = &record.trace {
             trace.begin_attempt(record, &link.info.name, (attempt, decision), waited);
         }

@@ -58,7 +58,7 @@ fn join(provider: &Provider, succeeds: bool) -> Arc<WorkerLink> {
         naming: Naming::Exact,
         warnings: vec![],
     };
-    let link = WorkerLink::new(info, vec!["m".into()]);
+    let link = WorkerLink::new(info, vec!["m".into()], None);
     provider.join(&link, &accepted, &provider.config(), 0, RegisterAck::default(), succeeds);
     link
 }

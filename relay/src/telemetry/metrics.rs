@@ -23,6 +23,7 @@ mod keys;
 mod labels;
 mod mapping;
 mod process;
+mod register;
 mod series;
 mod state;
 mod zones;

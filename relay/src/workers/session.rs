@@ -268,7 +268,8 @@ fn new_link(provider: &Provider, register: &Register, accepted: &Accepted, admis
         max_unread_bytes: provider.shared.config.load().max_unread_bytes,
         connected_at: SystemTime::now(),
     };
-    let link = WorkerLink::new(info, register.models.clone());
+    let zone_requests = provider.series.zone_requests(&info.location);
+    let link = WorkerLink::new(info, register.models.clone(), zone_requests);
     link.set_details(register.model_details.clone());
     link.set_failing(&register.failing);
     link.set_slots(accepted.slots.clone());

@@ -30,6 +30,11 @@ use crate::dispatch::model::select::Rank;
 /// more hits than 1, and half the time to the first token; 8 makes conversations wait longer for homes that are busy.
 const MOVE_COST: u64 = 3;
 
+/// Returns the cost of moving a conversation to a worker with this backlog, which lacks the saved bytes.
+fn cost_of_move(backlog: u64, saved: u64) -> u64 {
+    backlog.saturating_add(MOVE_COST.saturating_mul(saved))
+}
+
 /// A slot that is free looks for a request at home among this number of the first in a lane.
 const LOOK_AHEAD: usize = 16;
 
@@ -71,18 +76,15 @@ impl Dispatch {
         let other = self.workers.get(&other);
         let (backlog, distance) = other.map_or((0, home.distance), |other| (other.cache.backlog(), other.distance));
         let farther = |one: Distance, than| if one > than { self.settings.spill.bytes } else { 0 };
-        let elsewhere = backlog.saturating_add(MOVE_COST.saturating_mul(saved));
         home.cache.backlog().saturating_add(farther(home.distance, distance))
-            <= elsewhere.saturating_add(farther(distance, home.distance))
+            <= cost_of_move(backlog, saved).saturating_add(farther(distance, home.distance))
     }
 
     /// True if another worker is nearer than the home, which would be kept without regard to distances.
     fn moves_for_distance(&self, home: &Worker, to: WorkerKey, believed: u64, model: ModelId) -> bool {
         let Some(to) = self.workers.get(&to).filter(|to| to.distance < home.distance) else { return false };
         match self.settings.placement {
-            Placement::Cache => {
-                home.cache.backlog() <= to.cache.backlog().saturating_add(MOVE_COST.saturating_mul(believed))
-            }
+            Placement::Cache => home.cache.backlog() <= cost_of_move(to.cache.backlog(), believed),
             Placement::LeastLoad => {
                 let load = |worker: &Worker| worker.rank_of(model).map(|rank| rank.load);
                 load(home) <= load(to)

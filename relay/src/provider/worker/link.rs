@@ -22,6 +22,7 @@ use modelrelay_protocol::message::{
 };
 use modelrelay_protocol::model_details::DetailsByModel;
 use modelrelay_protocol::outbox::{Frame, Outbox};
+use prometheus::IntCounter;
 use tokio::sync::Notify;
 
 use crate::dispatch::{CancelReason, Class, RequestKey};
@@ -68,6 +69,8 @@ impl InFlight {
 pub struct WorkerLink {
     /// Its fixed properties.
     pub info: WorkerInfo,
+    /// Counts the requests that are sent to workers of its zone and cluster.
+    pub zone_requests: Option<IntCounter>,
     wake: Notify,
     drain: Notify,
     read_pause_millis: AtomicU32,
@@ -126,7 +129,7 @@ pub enum Output {
 
 impl WorkerLink {
     /// Creates a link whose registration was accepted.
-    pub fn new(info: WorkerInfo, advertised: Vec<String>) -> Arc<Self> {
+    pub fn new(info: WorkerInfo, advertised: Vec<String>, zone_requests: Option<IntCounter>) -> Arc<Self> {
         let credit_text = |stream, bytes| encode(&RelayToWorker::Credit(Credit { stream, bytes }));
         let state = LinkState {
             outbox: Outbox::new(BodyKind::Request, credit_text),
@@ -157,7 +160,7 @@ impl WorkerLink {
             close: None,
         };
         let (wake, drain, read_pause_millis) = (Notify::new(), Notify::new(), AtomicU32::new(0));
-        Arc::new(Self { info, wake, drain, read_pause_millis, state: Mutex::new(state) })
+        Arc::new(Self { info, zone_requests, wake, drain, read_pause_millis, state: Mutex::new(state) })
     }
 
     /// Queues a request. Returns the id of this attempt on the wire.

@@ -3,12 +3,11 @@
 use std::collections::HashMap;
 
 use prometheus::core::{Collector, MetricVec, MetricVecBuilder};
-use prometheus::{
-    CounterVec, GaugeVec, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
-};
+use prometheus::{HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Registry};
 
 use super::keys::KeyFamilies;
 use super::process::ProcessGauges;
+use super::register::{counter_vec, gauge_vec, histogram_vec, int_counter, int_gauge};
 use super::state::StateGauges;
 use super::zones::ZoneFamilies;
 
@@ -21,8 +20,6 @@ const QUEUE: &[f64] = &[0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0,
 const SIZE: &[f64] =
     &[256.0, 1024.0, 4096.0, 16_384.0, 65_536.0, 262_144.0, 1_048_576.0, 4_194_304.0, 16_777_216.0, 33_554_432.0];
 const OVERHEAD: &[f64] = &[0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0];
-
-const PREFIX: &str = "modelrelay_";
 
 pub(super) struct Families {
     pub(super) registry: Registry,
@@ -238,41 +235,4 @@ fn delete<T: MetricVecBuilder>(family: &MetricVec<T>, label: &str, value: &str) 
             }
         }
     }
-}
-
-pub(super) fn counter_vec(registry: &Registry, name: &str, help: &str, labels: &[&str]) -> IntCounterVec {
-    registered(registry, IntCounterVec::new(Opts::new(format!("{PREFIX}{name}"), help), labels))
-}
-
-fn int_counter(registry: &Registry, name: &str, help: &str) -> IntCounter {
-    registered(registry, IntCounter::new(format!("{PREFIX}{name}"), help))
-}
-
-pub(super) fn float_counter_vec(registry: &Registry, name: &str, help: &str, labels: &[&str]) -> CounterVec {
-    registered(registry, CounterVec::new(Opts::new(format!("{PREFIX}{name}"), help), labels))
-}
-
-pub(super) fn gauge_vec(registry: &Registry, name: &str, help: &str, labels: &[&str]) -> IntGaugeVec {
-    registered(registry, IntGaugeVec::new(Opts::new(format!("{PREFIX}{name}"), help), labels))
-}
-
-pub(super) fn float_gauge_vec(registry: &Registry, name: &str, help: &str, labels: &[&str]) -> GaugeVec {
-    registered(registry, GaugeVec::new(Opts::new(format!("{PREFIX}{name}"), help), labels))
-}
-
-pub(super) fn int_gauge(registry: &Registry, name: &str, help: &str) -> IntGauge {
-    registered(registry, IntGauge::new(format!("{PREFIX}{name}"), help))
-}
-
-fn histogram_vec(registry: &Registry, name: &str, help: &str, buckets: &[f64], labels: &[&str]) -> HistogramVec {
-    let options = HistogramOpts::new(format!("{PREFIX}{name}"), help).buckets(buckets.to_vec());
-    registered(registry, HistogramVec::new(options, labels))
-}
-
-/// Registers a collector. Names and labels are constants of this crate: a wrong one fails in the first test, not for a
-/// user.
-pub(super) fn registered<C: Collector + Clone + 'static>(registry: &Registry, collector: prometheus::Result<C>) -> C {
-    let collector = collector.expect("metric name and labels are valid");
-    registry.register(Box::new(collector.clone())).expect("metric name is unique");
-    collector
 }

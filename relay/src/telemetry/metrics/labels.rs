@@ -1,7 +1,38 @@
-//! Every label value that is not a name from the configuration or from a worker.
+//! Every label value that is not a name from the configuration or from a worker, and the bound of those that are.
+
+use std::borrow::Borrow;
+use std::collections::HashSet;
+use std::hash::Hash;
+use std::sync::{Mutex, PoisonError};
 
 /// Stands for an unbounded value: a request without a provider, a model that is not registered.
 pub const UNKNOWN: &str = "unknown";
+
+/// Stands for all values beyond the [`FirstValues`].
+pub(super) const OTHER: &str = "other";
+
+/// The values of a label that have series of their own: the first ones, since the relay's start.
+#[derive(Debug)]
+pub(super) struct FirstValues<T> {
+    most: usize,
+    known: Mutex<HashSet<T>>,
+}
+
+impl<T: Eq + Hash> FirstValues<T> {
+    pub(super) fn new(most: usize) -> Self {
+        Self { most, known: Mutex::default() }
+    }
+
+    /// True if the value has series of its own.
+    pub(super) fn has_room<Q>(&self, value: &Q) -> bool
+    where
+        T: Borrow<Q>,
+        Q: Eq + Hash + ToOwned<Owned = T> + ?Sized,
+    {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        known.contains(value) || known.len() < self.most && known.insert(value.to_owned())
+    }
+}
 
 /// Defines a label with a fixed set of values.
 macro_rules! label {

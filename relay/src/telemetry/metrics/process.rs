@@ -8,7 +8,7 @@ use std::path::Path;
 
 use prometheus::{Counter, Gauge, IntGauge, Registry};
 
-use super::families::registered;
+use super::register::registered;
 
 /// `USER_HZ`: the unit of times in `/proc`, 100 on every architecture that Linux runs on today.
 const TICKS_PER_SECOND: f64 = 100.0;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use modelrelay_protocol::location::Location;
 use modelrelay_protocol::message::{CancelReason, TokenCounts};
 use modelrelay_protocol::paths::Endpoint;
-use prometheus::Histogram;
+use prometheus::{Histogram, IntCounter};
 
 use super::families::Families;
 use super::labels::{
@@ -65,12 +65,16 @@ impl ProviderSeries {
     }
 
     /// Counts a request that was sent to a worker.
-    pub fn placed(&self, decision: Decision, location: &Location) {
+    pub fn placed(&self, decision: Decision) {
         if !self.is_retired() {
-            self.families.zones.sent(&self.name, location);
             let labels = [&*self.name, decision.as_str(), decision.reason()];
             self.families.placements.with_label_values(&labels).inc();
         }
+    }
+
+    /// Returns the counter of requests that are sent to workers there; `None` for an unknown location.
+    pub fn zone_requests(&self, location: &Location) -> Option<IntCounter> {
+        if self.is_retired() { None } else { self.families.zones.requests_to(&self.name, location) }
     }
 
     /// Counts a requeue.

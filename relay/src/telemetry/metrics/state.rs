@@ -6,8 +6,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use modelrelay_protocol::location::Location;
 use prometheus::{GaugeVec, IntGauge, IntGaugeVec, Registry};
 
-use super::families::{float_gauge_vec, gauge_vec, int_gauge};
 use super::labels::UNKNOWN;
+use super::register::{float_gauge_vec, gauge_vec, int_gauge};
 
 /// The source of the state, called once per scrape.
 pub trait StateSource {

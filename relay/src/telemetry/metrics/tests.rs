@@ -52,8 +52,10 @@ fn busy() -> Metrics {
     let tokens = TokenCounts { prompt_tokens: 3, completion_tokens: 5, total_tokens: 8, cached_tokens: Some(2) };
     request.tokens_used(tokens, Some(Duration::from_secs(1)));
     provider.queue_wait_ended(QueueOutcome::Dispatched, Duration::from_millis(1));
-    provider.placed(Decision::Home, &home());
-    provider.placed(Decision::Moved(MoveReason::Busy), &Location::default());
+    provider.placed(Decision::Home);
+    provider.placed(Decision::Moved(MoveReason::Busy));
+    provider.zone_requests(&home()).unwrap().inc();
+    assert!(provider.zone_requests(&Location::default()).is_none());
     provider.requeued(RequeueReason::WorkerLost);
     provider.cancelled(CancelReason::Timeout, Stage::Queued);
     provider.worker_connected(ConnectionResult::Accepted);
@@ -241,7 +243,7 @@ fn zones_beyond_limit_share_one_series() {
     let provider = metrics.provider("local");
     for number in 0..40 {
         let zone = Location { zone: Some(format!("zone-{number}")), cluster: None };
-        provider.placed(Decision::LeastLoad, &zone);
+        provider.zone_requests(&zone).unwrap().inc();
     }
     let text = metrics.render(&RelayGauges::default);
     let series: Vec<_> = text.lines().filter(|line| line.starts_with("modelrelay_zone_requests_total{")).collect();

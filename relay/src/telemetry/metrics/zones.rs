@@ -1,26 +1,22 @@
 //! Workers and requests by the workers' zone and cluster. Workers without these labels have no series here.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Mutex, PoisonError};
+use std::collections::BTreeMap;
 
 use modelrelay_protocol::location::Location;
-use prometheus::{IntCounterVec, IntGaugeVec, Registry};
+use prometheus::{IntCounter, IntCounterVec, IntGaugeVec, Registry};
 
-use super::families::{counter_vec, gauge_vec};
+use super::labels::{FirstValues, OTHER};
+use super::register::{counter_vec, gauge_vec};
 use super::state::{RelayGauges, signed};
 
 /// The most pairs of cluster and zone: workers choose them.
 const MAX_LOCATIONS: usize = 32;
 
-/// The labels of all further pairs.
-const OTHER: &str = "other";
-
 pub(super) struct ZoneFamilies {
     pub(super) requests: IntCounterVec,
     workers: IntGaugeVec,
     in_flight: IntGaugeVec,
-    /// Pairs that have series.
-    known: Mutex<BTreeSet<Location>>,
+    locations: FirstValues<Location>,
 }
 
 impl ZoneFamilies {
@@ -40,16 +36,14 @@ impl ZoneFamilies {
                 "Requests of this relay at workers, by the cluster and zone of the worker.",
                 &labels,
             ),
-            known: Mutex::default(),
+            locations: FirstValues::new(MAX_LOCATIONS),
         }
     }
 
-    /// Counts a request that was sent to a worker.
-    pub(super) fn sent(&self, provider: &str, location: &Location) {
-        if !location.is_unknown() {
-            let [cluster, zone] = self.labels(location);
-            self.requests.with_label_values(&[provider, cluster, zone]).inc();
-        }
+    /// Returns the counter of requests that are sent to workers there.
+    pub(super) fn requests_to(&self, provider: &str, location: &Location) -> Option<IntCounter> {
+        let [cluster, zone] = Some(location).filter(|location| !location.is_unknown()).map(|it| self.labels(it))?;
+        Some(self.requests.with_label_values(&[provider, cluster, zone]))
     }
 
     /// Shows the workers of `state` and nothing else.
@@ -72,9 +66,7 @@ impl ZoneFamilies {
 
     /// Returns cluster and zone; a missing one is empty.
     fn labels<'a>(&self, location: &'a Location) -> [&'a str; 2] {
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        let has_room = known.contains(location) || known.len() < MAX_LOCATIONS && known.insert(location.clone());
         let label = |label: &'a Option<String>| label.as_deref().unwrap_or("");
-        if has_room { [label(&location.cluster), label(&location.zone)] } else { [OTHER; 2] }
+        if self.locations.has_room(location) { [label(&location.cluster), label(&location.zone)] } else { [OTHER; 2] }
     }
 }

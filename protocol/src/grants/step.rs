@@ -11,6 +11,6 @@ macro_rules! grant_step {
     };
     ($op:expr, $link:expr $(, $name:ident = $value:expr)*) => {
         #[cfg(feature = "simulation")]
-        ::tracing::trace!(target: "grants", op = $op, link = %$link $(, $name = %$value)*);
+        ::tracing::debug!(target: "grants", op = $op, link = %$link $(, $name = %$value)*);
     };
 }

@@ -44,14 +44,12 @@ thread_local! {
 /// Collects the logs of simulations, for the lifetime of the process, and the steps of the grants protocol if
 /// `has_steps` is set.
 pub fn install(has_steps: bool) {
-    let is_own = move |metadata: &Metadata<'_>| {
-        let is_step = metadata.target() == STEPS_TARGET;
-        metadata.is_span()
-            || metadata.target().starts_with("modelrelay") && *metadata.level() != Level::TRACE
-            || is_step && has_steps
+    let is_collected = move |metadata: &Metadata<'_>| {
+        let target = metadata.target();
+        metadata.is_span() || target.starts_with("modelrelay") || has_steps && target == STEPS_TARGET
     };
-    let level = if has_steps { Level::TRACE } else { Level::DEBUG };
-    let subscriber = Registry::default().with(Collector.with_filter(filter_fn(is_own).with_max_level_hint(level)));
+    let filter = filter_fn(is_collected).with_max_level_hint(Level::DEBUG);
+    let subscriber = Registry::default().with(Collector.with_filter(filter));
     tracing::subscriber::set_global_default(subscriber).expect("no other subscriber is set");
 }
 

@@ -3,7 +3,7 @@
 import math
 import statistics
 
-from bench_tables import NOTHING, NOT_MEASURED, items, machine, percent, row
+from bench_tables import NOTHING, NOT_MEASURED, items, machine, percent, quotient, row
 
 WORKERS = """\
 | {count:,} idle workers | |
@@ -141,19 +141,17 @@ def capacity(report):
         readers = min(micros / token / TOKENS_A_SECOND, CONNECTIONS)
         limit = "`MAX_CONNECTIONS`" if readers == CONNECTIONS else "processor time of tokens"
         text += row(
-            plural(cores, "core"), f"{micros / request:,.0f}", f"{micros / token:,.0f}", f"{readers:,.0f}",
-            f"{readers * kib / 1024**2:.2f} GiB", limit)
+            plural(cores, "core"), f"{micros / request:,.0f}", f"{micros / token:,.0f}", f"{readers:,.0f}", gib(readers, kib),
+            limit)
     # A worker that serves several relays sends each of them fewer tokens at once.
-    several = percent(of["two_relays"]["relay_chunk_micros"], of["plain"]["relay_chunk_micros"]) if of["two_relays"] else 0
+    several = quotient(of["two_relays"]["relay_chunk_micros"], of["plain"]["relay_chunk_micros"]) if of["two_relays"] else 1
     text += "\n" + row(f"relays of {CORES_OF_EACH} cores", "streams of readers", "links to 10,000 workers", "memory for these", "their heartbeats")
     text += row("---:", *["---:"] * 4)
     for relays in RELAYS:
-        cost = token * (1 + several / 100 * (relays > 1))
+        links, cost = relays * 10_000, token * (several if relays > 1 else 1)
         readers = relays * CORES_OF_EACH * USED * 1e6 / cost / TOKENS_A_SECOND
-        beats = relays * 10_000 / HEARTBEAT * workers["heartbeat_micros"] / 1e6
-        text += row(
-            str(relays), f"{readers:,.0f}", f"{relays * 10_000:,}", f"{relays * 10_000 * workers['kib'] / 1024**2:.2f} GiB",
-            f"{beats:.2f} cores")
+        beats = links / HEARTBEAT * workers["heartbeat_micros"] / 1e6
+        text += row(str(relays), f"{readers:,.0f}", f"{links:,}", gib(links, workers["kib"]), f"{beats:.2f} cores")
     if loaded := report.get("loaded"):
         expected = loaded["tokens_a_second"] * token / 1e6
         text += f"""
@@ -254,4 +252,9 @@ def cluster(report):
 
 def memory(count, kib):
     """Two cells: the memory of each of a number of things, and of all."""
-    return f"× {kib:.1f} KiB | {count * kib / 1024**2:.2f} GiB"
+    return f"× {kib:.1f} KiB | {gib(count, kib)}"
+
+
+def gib(count, kib):
+    """The memory of a number of things."""
+    return f"{count * kib / 1024**2:.2f} GiB"

@@ -12,12 +12,13 @@ use kube::api::{DynamicObject, ListParams};
 use modelrelay_cluster::audit::AuditedRequest;
 use modelrelay_cluster::manifests::{demo_pool, provider, worker_pool};
 use modelrelay_cluster::{Cluster, Namespace, SYSTEM_NAMESPACE, poll_for, wait_until};
-use rcgen::{CertificateParams, KeyPair};
+use modelrelay_harness::process::Process;
+use modelrelay_harness::usage::Usage;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use crate::operator::replicas::OPERATOR;
-use control_plane::{ControlPlane, OperatorProcess, Usage};
+use control_plane::ControlPlane;
 
 const NAMESPACES: usize = 5;
 const PROVIDERS_EACH: usize = 10;
@@ -37,8 +38,8 @@ const LEASE_REQUESTS: usize = 13;
 /// The most requests for everything else in a minute, besides watches: each of the 15 pools without Pods whose relays
 /// use TLS reads the certificate's Secret, and a few in reserve.
 const OTHER_REQUESTS: usize = 20;
-/// The most resident memory in KiB: half of the chart's limit.
-const MEMORY: u64 = 128 << 10;
+/// The most resident memory: half of the chart's limit.
+const MEMORY: u64 = 128 << 20;
 
 #[tokio::test]
 async fn fifty_providers_with_pools_cost_few_requests() {
@@ -67,21 +68,21 @@ async fn fifty_providers_with_pools_cost_few_requests() {
     let mut minute = Minute::observe(&plane.cluster, &operator).await;
     // Namespaces younger than a minute are read again, and Deployments are listed once more after their last change.
     for _ in 1..MINUTES {
-        if minute.others() <= OTHER_REQUESTS {
+        if others(&minute.sent) <= OTHER_REQUESTS {
             break;
         }
         minute = Minute::observe(&plane.cluster, &operator).await;
     }
-    let Minute { counts, usage, processor } = &minute;
-    eprintln!(
-        "resident {} KiB, at most {} KiB; {processor} ms of processor time in {WINDOW:?}",
-        usage.resident, usage.peak
-    );
+    let Minute { sent, usage, cpu } = &minute;
+    let (resident, peak) = (usage.resident_bytes >> 10, usage.peak_bytes >> 10);
+    eprintln!("resident {resident} KiB, at most {peak} KiB; {cpu:?} of processor time in {WINDOW:?}");
+    let counts = counts(sent);
     eprintln!("requests in {WINDOW:?}: {counts:?}");
-    assert!(minute.others() <= OTHER_REQUESTS, "{} requests while idle: {counts:?}", minute.others());
-    let lease: usize = counts.iter().filter(|(name, _)| name.ends_with(" leases")).map(|(_, count)| count).sum();
+    let others = others(sent);
+    assert!(others <= OTHER_REQUESTS, "{others} requests while idle: {counts:?}");
+    let lease = sent.iter().filter(|request| is_for_lease(request)).count();
     assert!(lease <= LEASE_REQUESTS, "{lease} requests for the Lease");
-    assert!(usage.peak <= MEMORY, "{} KiB of memory", usage.peak);
+    assert!(usage.peak_bytes <= MEMORY, "{peak} KiB of memory");
     changed_secret_is_read(&namespaces[0]).await;
 }
 
@@ -102,39 +103,47 @@ fn own_secret(value: &str) -> Value {
 
 /// What the operator did within [`WINDOW`].
 struct Minute {
-    /// The number of requests by verb and resource.
-    counts: BTreeMap<String, usize>,
-    /// The resources at its end.
+    /// The requests that it sent.
+    sent: Vec<AuditedRequest>,
+    /// The usage at its end.
     usage: Usage,
-    /// The processor time in milliseconds.
-    processor: u64,
+    /// The processor time.
+    cpu: Duration,
 }
 
 impl Minute {
-    async fn observe(cluster: &Cluster, operator: &OperatorProcess) -> Self {
-        let (before, sent) = (operator.usage(), requests(cluster).await.len());
+    async fn observe(cluster: &Cluster, operator: &Process) -> Self {
+        let (before, sent) = (usage(operator), requests(cluster).await.len());
         #[expect(clippy::disallowed_methods, reason = "the test counts the requests made during this time")]
         tokio::time::sleep(WINDOW).await;
-        let counts = count(&requests(cluster).await.split_off(sent));
-        let usage = operator.usage();
-        Self { counts, usage, processor: usage.processor - before.processor }
+        let sent = requests(cluster).await.split_off(sent);
+        let usage = usage(operator);
+        Self { sent, usage, cpu: usage.cpu - before.cpu }
     }
+}
 
-    /// Returns the number of requests besides those for the Lease and watches.
-    fn others(&self) -> usize {
-        let others = self.counts.iter().filter(|(name, _)| !name.ends_with(" leases") && !name.starts_with("watch "));
-        others.map(|(_, count)| count).sum()
-    }
+fn usage(operator: &Process) -> Usage {
+    Usage::of(operator.pid().expect("the operator runs"))
+}
+
+fn is_for_lease(request: &AuditedRequest) -> bool {
+    request.resource == "leases"
+}
+
+/// Returns the number of requests besides those for the Lease and watches.
+fn others(requests: &[AuditedRequest]) -> usize {
+    requests.iter().filter(|request| !is_for_lease(request) && request.verb != "watch").count()
 }
 
 /// Returns the objects of one namespace. Six of ten Providers have Secrets of their user.
 fn fleet(namespace: &str) -> Vec<Value> {
-    let (certificate, key) = certificate(namespace);
+    // For every relay of the namespace.
+    let made = rcgen::generate_simple_self_signed([format!("*.{namespace}.svc")]).expect("a certificate");
     let mut objects = vec![
         own_secret("a-secret-of-the-user-0123456789"),
         json!({
             "apiVersion": "v1", "kind": "Secret", "metadata": {"name": "relay-tls"}, "type": "kubernetes.io/tls",
-            "stringData": {"tls.crt": certificate, "tls.key": key},
+            "stringData": {"tls.crt": made.cert.pem(), "tls.key": made.signing_key.serialize_pem()},
         }),
     ];
     for number in 0..PROVIDERS_EACH {
@@ -152,14 +161,6 @@ fn fleet(namespace: &str) -> Vec<Value> {
         }
     }
     objects
-}
-
-/// Returns a certificate for every relay of a namespace, and its key, in PEM.
-fn certificate(namespace: &str) -> (String, String) {
-    let key = KeyPair::generate().expect("a key can be made");
-    let names = vec![format!("*.{namespace}.svc")];
-    let certificate = CertificateParams::new(names).expect("the name is valid").self_signed(&key);
-    (certificate.expect("it can be signed").pem(), key.serialize_pem())
 }
 
 /// Returns the Providers and pools that the operator has not judged in their current generation.
@@ -184,8 +185,7 @@ async fn unsettled(namespaces: &[Namespace]) -> Vec<String> {
 async fn quiet(cluster: &Cluster) {
     let mut before = (0, Instant::now());
     wait_until("the operator to become idle", DEADLINE, async || {
-        let sent = requests(cluster).await;
-        let now = sent.iter().filter(|request| request.resource != "leases" && request.verb != "watch").count();
+        let now = others(&requests(cluster).await);
         if now != before.0 {
             before = (now, Instant::now());
         }
@@ -199,7 +199,7 @@ async fn requests(cluster: &Cluster) -> Vec<AuditedRequest> {
 }
 
 /// Returns the number of requests by verb and resource.
-fn count(requests: &[AuditedRequest]) -> BTreeMap<String, usize> {
+fn counts(requests: &[AuditedRequest]) -> BTreeMap<String, usize> {
     let mut counts = BTreeMap::new();
     for request in requests {
         *counts.entry(format!("{} {}", request.verb, request.resource)).or_default() += 1;

@@ -14,6 +14,7 @@
 
 pub mod canonical;
 mod fingerprint;
+mod suite;
 mod violation;
 
 use std::collections::{HashMap, VecDeque};
@@ -22,6 +23,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 use std::time::{Duration, Instant};
 
 pub use fingerprint::fingerprint;
+pub use suite::{explore_by_hand, explore_completely, find_bug};
 pub use violation::Violation;
 
 use violation::caught;

@@ -3,22 +3,24 @@
 use std::{
     net::SocketAddr,
     path::{Path, PathBuf},
-    process::ExitStatus,
+    process::{ExitStatus, Output},
     sync::Arc,
 };
 
 use rustls::ClientConfig;
-use serde_json::Value;
+use serde_json::{Value, json};
 use tempfile::TempDir;
+use tokio::process::Command;
 
 use crate::{
     TEST_TIMEOUT,
     client::{Pending, Reply, Request, Response},
     poll_until,
-    process::{Log, Process, Spawn},
+    process::{Log, Process, Spawn, path_of},
     tls::Certificates,
     trace::Trace,
     usage::Usage,
+    within,
     worker::{Dial, FakeWorker, slot},
 };
 
@@ -301,6 +303,26 @@ impl Relay {
     /// Waits until `/admin/workers` lists `count` workers.
     pub async fn wait_for_workers(&self, count: usize) {
         self.eventually(&format!("{count} workers"), || async { self.workers().await.len() == count }).await;
+    }
+
+    /// Polls until this number of workers serve model `m` and no other.
+    pub async fn wait_for_serving(&self, count: usize) {
+        let serving = async || self.workers().await.iter().filter(|it| it["models"] == json!(["m"])).count() == count;
+        self.eventually(&format!("{count} workers that serve"), serving).await;
+    }
+
+    /// Runs a command of the program against this relay.
+    pub async fn run_command(&self, args: &[&str]) -> Output {
+        let mut command = Command::new(path_of("modelrelay-relay"));
+        command.args(args).env_clear().env("MODELRELAY_URL", self.url()).env("MODELRELAY_ADMIN_TOKEN", ADMIN_TOKEN);
+        within("the command's end", self.log(), command.output()).await.expect("it starts")
+    }
+
+    /// Returns the output of a command that succeeds.
+    pub async fn output_of(&self, args: &[&str]) -> String {
+        let output = self.run_command(args).await;
+        assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).expect("the output is UTF-8")
     }
 
     /// The workers of `/admin/workers`.

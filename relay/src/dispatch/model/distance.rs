@@ -15,8 +15,8 @@ pub enum Distance {
 }
 
 impl Distance {
-    /// The number of distances.
-    pub(crate) const COUNT: usize = 3;
+    /// All distances, the nearest first.
+    pub const ALL: [Self; 3] = [Self::Zone, Self::Cluster, Self::Elsewhere];
 }
 
 /// How much more load a nearer worker may have than a farther one and still be chosen.

@@ -34,7 +34,7 @@ impl Rank {
 /// The workers that have room for one model, by their distance.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Available {
-    by_distance: [Sides; Distance::COUNT],
+    by_distance: [Sides; Distance::ALL.len()],
     /// The number of workers beyond the first distance; without any, the others are not searched.
     far: usize,
 }

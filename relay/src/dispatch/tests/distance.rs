@@ -1,13 +1,10 @@
 //! Near and far workers. The harness lets a near worker have two requests, or 100 bytes of backlog, more than a far
 //! one.
 
-use super::harness::{Provider, settings, worker};
+use super::harness::{Provider, runs_at, settings, turn, worker};
 use crate::dispatch::{
-    AttemptFailure, Conversation, Decision, Distance, Event, MoveReason, Placement, RequestKey, RequestPlace, Settings,
-    Spill, WorkerKey,
+    AttemptFailure, Decision, Distance, Event, MoveReason, Placement, RequestKey, Settings, Spill, WorkerKey,
 };
-
-const ALL: [Distance; 3] = [Distance::Zone, Distance::Cluster, Distance::Elsewhere];
 
 fn join(p: &mut Provider, key: u64, slots: u32, distance: Distance) {
     let mut new = worker(key, &["m"], slots, false);
@@ -18,7 +15,7 @@ fn join(p: &mut Provider, key: u64, slots: u32, distance: Distance) {
 /// Worker 1 is in the zone, 2 in the cluster, 3 elsewhere.
 fn three_workers(placement: Placement, slots: u32) -> Provider {
     let mut p = Provider::with(Settings { placement, ..settings() });
-    for (key, distance) in (1..).zip(ALL) {
+    for (key, distance) in (1..).zip(Distance::ALL) {
         join(&mut p, key, slots, distance);
     }
     p
@@ -33,19 +30,6 @@ fn submit(p: &mut Provider, keys: std::ops::RangeInclusive<u64>) -> Vec<u64> {
     .collect()
 }
 
-/// Submits a turn of one conversation, and returns its worker.
-fn turn(p: &mut Provider, key: u64, bytes: u64) -> u64 {
-    p.submit_with(key, "m", |new| (new.conversation, new.bytes) = (Some(Conversation(7)), bytes));
-    runs_at(p, key)
-}
-
-fn runs_at(p: &Provider, key: u64) -> u64 {
-    match p.dispatch.place_of(RequestKey(key)) {
-        Some(RequestPlace::Running { worker, .. }) => worker.0,
-        Some(RequestPlace::Queued) | None => 0,
-    }
-}
-
 #[test]
 fn nearest_worker_wins_within_spill() {
     let mut p = three_workers(Placement::LeastLoad, 9);
@@ -54,7 +38,7 @@ fn nearest_worker_wins_within_spill() {
 }
 
 #[test]
-fn far_worker_is_used_as_soon_as_near_ones_are_full() {
+fn far_worker_serves_when_near_ones_are_full() {
     let mut p = three_workers(Placement::LeastLoad, 1);
     assert_eq!(submit(&mut p, 1..=4), [1, 2, 3, 0]);
     // The slot that is free first gets the request that waits, however far it is.
@@ -81,7 +65,7 @@ fn spill_of_zero_prefers_near_only_among_equals() {
 
 #[test]
 fn workers_at_one_distance_share_as_before() {
-    for distance in ALL {
+    for distance in Distance::ALL {
         let mut p = Provider::new();
         join(&mut p, 1, 9, distance);
         join(&mut p, 2, 9, distance);
@@ -121,9 +105,9 @@ fn lost_near_worker_hands_its_requests_to_others() {
 fn least_load_leaves_far_home_for_near_worker() {
     let mut p = three_workers(Placement::LeastLoad, 1);
     assert_eq!(submit(&mut p, 1..=2), [1, 2]);
-    assert_eq!(turn(&mut p, 3, 1000), 3);
+    assert_eq!(turn(&mut p, 3, 7, 1000), 3);
     (1..=3).for_each(|key| drop(p.complete(key)));
-    assert_eq!(turn(&mut p, 4, 1000), 1);
+    assert_eq!(turn(&mut p, 4, 7, 1000), 1);
     assert_eq!(p.decision, Some(Decision::Moved(MoveReason::Nearer)));
 }
 
@@ -131,9 +115,9 @@ fn least_load_leaves_far_home_for_near_worker() {
 fn cached_prompt_outweighs_distance() {
     let mut p = three_workers(Placement::Cache, 1);
     assert_eq!(submit(&mut p, 1..=2), [1, 2]);
-    assert_eq!(turn(&mut p, 3, 1000), 3);
+    assert_eq!(turn(&mut p, 3, 7, 1000), 3);
     (1..=3).for_each(|key| drop(p.complete(key)));
-    assert_eq!(turn(&mut p, 4, 1000), 3);
+    assert_eq!(turn(&mut p, 4, 7, 1000), 3);
     assert_eq!(p.decision, Some(Decision::Home));
 }
 
@@ -142,19 +126,16 @@ fn distance_outweighs_small_cached_prompt() {
     let mut p = three_workers(Placement::Cache, 1);
     assert_eq!(submit(&mut p, 1..=2), [1, 2]);
     // Three times its bytes are less than the spill.
-    assert_eq!(turn(&mut p, 3, 30), 3);
+    assert_eq!(turn(&mut p, 3, 7, 30), 3);
     (1..=3).for_each(|key| drop(p.complete(key)));
-    assert_eq!(turn(&mut p, 4, 30), 1);
+    assert_eq!(turn(&mut p, 4, 7, 30), 1);
     assert_eq!(p.decision, Some(Decision::Moved(MoveReason::Nearer)));
 }
 
 #[test]
 fn new_conversation_spills_by_backlog() {
     let mut p = three_workers(Placement::Cache, 9);
-    let mut new = |key: u64, bytes: u64| {
-        p.submit_with(key, "m", |new| (new.conversation, new.bytes) = (Some(Conversation(key)), bytes));
-        runs_at(&p, key)
-    };
+    let mut new = |key, bytes| turn(&mut p, key, key, bytes);
     assert_eq!([new(1, 100), new(2, 100), new(3, 100), new(4, 100)], [1, 1, 2, 2]);
     assert_eq!([new(5, 1), new(6, 100), new(7, 100)], [3, 3, 1]);
 }
@@ -163,8 +144,7 @@ fn new_conversation_spills_by_backlog() {
 fn conversations_spill_by_load_once_prompts_are_computed() {
     let mut p = three_workers(Placement::Cache, 9);
     let mut new = |key: u64| {
-        p.submit_with(key, "m", |new| (new.conversation, new.bytes) = (Some(Conversation(key)), 1));
-        let worker = runs_at(&p, key);
+        let worker = turn(&mut p, key, key, 1);
         p.handle(Event::Begun { worker: WorkerKey(worker), request: RequestKey(key), attempt: 1 });
         worker
     };
@@ -172,12 +152,12 @@ fn conversations_spill_by_load_once_prompts_are_computed() {
 }
 
 #[test]
-fn move_to_nearer_and_less_loaded_worker_is_for_load() {
+fn move_to_nearer_less_loaded_worker_names_load() {
     let mut p = three_workers(Placement::LeastLoad, 9);
     assert_eq!(submit(&mut p, 1..=6), [1, 1, 1, 2, 2, 2]);
-    assert_eq!(turn(&mut p, 7, 1000), 3);
+    assert_eq!(turn(&mut p, 7, 7, 1000), 3);
     (1..=6).for_each(|key| drop(p.complete(key)));
-    assert_eq!(turn(&mut p, 8, 1000), 1);
+    assert_eq!(turn(&mut p, 8, 7, 1000), 1);
     assert_eq!(p.decision, Some(Decision::Moved(MoveReason::Load)));
 }
 

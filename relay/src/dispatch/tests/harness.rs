@@ -7,8 +7,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::dispatch::{
-    AttemptFailure, CancelReason, Class, Decision, Dispatch, Distance, Effect, Event, Failure, FailureReport, Fairness,
-    Grant, LossCause, Model, NewRequest, NewWorker, Placement, RequestKey, RequestPlace, Settings, Spill, WorkerKey,
+    AttemptFailure, CancelReason, Class, Conversation, Decision, Dispatch, Distance, Effect, Event, Failure,
+    FailureReport, Fairness, Grant, LossCause, Model, NewRequest, NewWorker, Placement, RequestKey, RequestPlace,
+    Settings, Spill, WorkerKey,
 };
 
 /// The seed settings: 100 in the queue, 30 s of waiting, 300 s in total.
@@ -268,5 +269,19 @@ pub(super) fn show(effect: &Effect) -> String {
             format!("demand w{}:{}", worker.0, models.join(","))
         }
         Effect::DrainedIdle { worker } => format!("idle w{}", worker.0),
+    }
+}
+
+/// Submits a turn of a conversation for model `m`, and returns its worker; 0 if it waits.
+pub(super) fn turn(p: &mut Provider, key: u64, conversation: u64, bytes: u64) -> u64 {
+    p.submit_with(key, "m", |new| (new.conversation, new.bytes) = (Some(Conversation(conversation)), bytes));
+    runs_at(p, key)
+}
+
+/// Returns the worker of a request; 0 for one that waits or has ended.
+pub(super) fn runs_at(p: &Provider, key: u64) -> u64 {
+    match p.dispatch.place_of(RequestKey(key)) {
+        Some(RequestPlace::Running { worker, .. }) => worker.0,
+        Some(RequestPlace::Queued) | None => 0,
     }
 }

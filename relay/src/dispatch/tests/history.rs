@@ -140,13 +140,16 @@ impl Play {
 
     fn pass(&mut self, time: Duration) {
         let until = self.reference.now + time;
-        while let Some(due) = self.core.next_timeout().map(|due| due - self.start)
-            && due <= until
-        {
+        while let Some(due) = self.next_due().filter(|due| *due <= until) {
             self.reference.pass(due.saturating_sub(self.reference.now));
             self.handle(&Event::Tick);
         }
         self.reference.pass(until.saturating_sub(self.reference.now));
+    }
+
+    /// The next deadline of the core.
+    fn next_due(&self) -> Option<Duration> {
+        self.core.next_timeout().map(|due| due - self.start)
     }
 
     /// Returns the effects, without positions.
@@ -172,7 +175,7 @@ impl Play {
         self.digest.update(digest_text(&actual));
         assert_eq!(in_order(actual.clone()), in_order(expected), "the effects of {event:?} at {now:?}");
         let core = &self.core;
-        self.ledger.check_demand(&self.reference, now, core.next_timeout().map(|t| t - self.start));
+        self.ledger.check_demand(&self.reference, now, self.next_due());
         assert_eq!(core.queue_len(), self.reference.queued().count());
         assert_eq!(core.queue_len() + core.in_flight(), self.reference.requests.len());
         let known = core.models(self.start + now);
@@ -261,10 +264,7 @@ impl Play {
                 });
                 Event::Submit(NewRequest { key, model, bytes, pin, needs_core1, allowed, share, conversation, owner })
             }
-            Op::Cancel { request, reason } => {
-                let live = self.reference.requests.keys().copied().collect::<Vec<_>>();
-                Event::Cancel { request: pick(&live, request)?, reason }
-            }
+            Op::Cancel { request, reason } => Event::Cancel { request: pick(&self.live(), request)?, reason },
             Op::Join { models: mask, max_concurrent, load, core1, failing, slots, process, distance } => {
                 let key = WorkerKey(self.key());
                 let (models, failing) = (models(mask), models(failing));
@@ -329,7 +329,7 @@ impl Play {
             }
             Op::Stray { worker, request, attempt, failure } => {
                 let (worker, request) = (self.worker(worker)?, RequestKey(request));
-                if self.runs(worker, request, attempt) {
+                if self.all_running().contains(&(worker, request, attempt)) {
                     return None;
                 }
                 match failure {
@@ -356,11 +356,6 @@ impl Play {
         })
     }
 
-    fn runs(&self, worker: WorkerKey, request: RequestKey, attempt: u32) -> bool {
-        let request = self.reference.requests.get(&request);
-        request.is_some_and(|r| r.worker == Some(worker) && r.attempts == attempt)
-    }
-
     fn key(&mut self) -> u64 {
         self.next_key += 1;
         self.next_key
@@ -377,10 +372,18 @@ impl Play {
         pick(&workers, index)
     }
 
-    fn running(&self, index: usize) -> Option<(WorkerKey, RequestKey, u32)> {
+    fn live(&self) -> Vec<RequestKey> {
+        self.reference.requests.keys().copied().collect()
+    }
+
+    /// The running requests, in the order of their keys.
+    fn all_running(&self) -> Vec<(WorkerKey, RequestKey, u32)> {
         let requests = self.reference.requests.iter();
-        let running: Vec<_> = requests.filter_map(|(key, r)| r.worker.map(|w| (w, *key, r.attempts))).collect();
-        pick(&running, index)
+        requests.filter_map(|(key, request)| Some((request.worker?, *key, request.attempts))).collect()
+    }
+
+    fn running(&self, index: usize) -> Option<(WorkerKey, RequestKey, u32)> {
+        pick(&self.all_running(), index)
     }
 }
 
@@ -452,9 +455,7 @@ fn run(kind: Kind, must_be_seen: &[&'static str]) {
         seed = seed.wrapping_add(1);
         let outcome = runner.run(&history(kind), |(limits, ops)| {
             let mut play = Play::new(kind, limits);
-            for op in ops {
-                play.act(op);
-            }
+            ops.into_iter().for_each(|op| play.act(op));
             transitions.set(transitions.get() + play.transitions);
             seen.borrow_mut().append(&mut play.seen);
             Ok(())

@@ -1,8 +1,8 @@
 //! Placement by cache: conversations go back to the worker that computed their last prompt.
 
-use super::harness::{Provider, settings, worker};
+use super::harness::{Provider, runs_at, settings, turn, worker};
 use crate::dispatch::{
-    AttemptFailure, Conversation, Decision, Event, MoveReason, Placement, RequestKey, RequestPlace, Settings, WorkerKey,
+    AttemptFailure, Conversation, Decision, Event, MoveReason, Placement, RequestKey, Settings, WorkerKey,
 };
 
 const LONG: u64 = 1000;
@@ -17,22 +17,6 @@ fn two_workers(placement: Placement) -> Provider {
     p.join(1, &["m"], 4);
     p.join(2, &["m"], 4);
     p
-}
-
-/// Submits a turn of a conversation; returns its worker, or 0 if it waits.
-fn turn(p: &mut Provider, key: u64, conversation: u64, bytes: u64) -> u64 {
-    p.submit_with(key, "m", |new| {
-        new.conversation = Some(Conversation(conversation));
-        new.bytes = bytes;
-    });
-    runs_at(p, key)
-}
-
-fn runs_at(p: &Provider, key: u64) -> u64 {
-    match p.dispatch.place_of(RequestKey(key)) {
-        Some(RequestPlace::Running { worker, .. }) => worker.0,
-        _ => 0,
-    }
 }
 
 /// The first byte of the request's response comes.

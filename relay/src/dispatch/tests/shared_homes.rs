@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use modelrelay_protocol::limits::MAX_HOMES_PER_MESSAGE;
 
-use super::harness::{Provider, settings, worker};
+use super::harness::{Provider, settings, turn, worker};
 use super::slots::{empty, idle};
-use crate::dispatch::{Conversation, Event, Placement, RequestKey, RequestPlace, Settings, WorkerKey};
+use crate::dispatch::{Conversation, Event, Placement, Settings, WorkerKey};
 
 const LONG: u64 = 1000;
 
@@ -57,18 +57,6 @@ fn relay() -> Provider {
         p.join(worker, &["m"], 4);
     }
     p
-}
-
-/// Submits a turn of a conversation; returns its worker, or 0 if it waits.
-fn turn(p: &mut Provider, key: u64, conversation: u64, bytes: u64) -> u64 {
-    p.submit_with(key, "m", |new| {
-        new.conversation = Some(Conversation(conversation));
-        new.bytes = bytes;
-    });
-    match p.dispatch.place_of(RequestKey(key)) {
-        Some(RequestPlace::Running { worker, .. }) => worker.0,
-        _ => 0,
-    }
 }
 
 fn report(p: &mut Provider, worker: u64, homes: &[(u64, u64)], backlog: u64) {

@@ -38,7 +38,7 @@ impl ControlPlane {
     }
 
     /// Starts the operator with the rights of the chart's ServiceAccount.
-    pub(crate) async fn operator(&self) -> OperatorProcess {
+    pub(crate) async fn operator(&self) -> Process {
         let system = format!("--namespace {SYSTEM_NAMESPACE}");
         let token = self.cluster.kubectl(&format!("{system} create token {OPERATOR} --duration 1h")).await;
         let server = self.cluster.kubectl("config view --minify --output jsonpath={.clusters[0].cluster.server}").await;
@@ -55,14 +55,14 @@ impl ControlPlane {
             (self.dir.path().join("kubeconfig"), self.dir.path().join("defaults.yaml"));
         fs::write(&kubeconfig_file, kubeconfig.to_string()).expect("the folder is writable");
         fs::write(&defaults_file, defaults).expect("the folder is writable");
-        let spawn = Spawn::program("modelrelay-operator")
+        Spawn::program("modelrelay-operator")
             .env("KUBECONFIG", kubeconfig_file.to_string_lossy())
             .env("OPERATOR_DEFAULTS", defaults_file.to_string_lossy())
             .env("POD_NAMESPACE", SYSTEM_NAMESPACE)
             .env("POD_NAME", "operator-of-test")
             .env("LEASE_NAME", OPERATOR)
-            .env("LISTEN_ADDR", "127.0.0.1:0");
-        OperatorProcess { process: spawn.start() }
+            .env("LISTEN_ADDR", "127.0.0.1:0")
+            .start()
     }
 
     fn path(&self) -> PathBuf {
@@ -79,40 +79,6 @@ impl Drop for ControlPlane {
         if !down.is_ok_and(|status| status.success()) {
             eprintln!("failed to stop the control plane in {}", self.path().display());
         }
-    }
-}
-
-/// The operator outside of a Pod.
-pub(crate) struct OperatorProcess {
-    process: Process,
-}
-
-/// The resources that a process used so far.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Usage {
-    /// Resident memory in KiB.
-    pub(crate) resident: u64,
-    /// The largest resident memory in KiB.
-    pub(crate) peak: u64,
-    /// Processor time in milliseconds.
-    pub(crate) processor: u64,
-}
-
-impl OperatorProcess {
-    /// Reads the kernel's figures.
-    pub(crate) fn usage(&self) -> Usage {
-        let id = self.process.pid().expect("the operator runs");
-        let read = |file: &str| fs::read_to_string(format!("/proc/{id}/{file}")).expect("the operator runs");
-        let status = read("status");
-        let field = |name: &str| -> u64 {
-            let line = status.lines().find_map(|line| line.strip_prefix(name)).expect("Linux reports it");
-            line.split_whitespace().next().and_then(|number| number.parse().ok()).expect("a number")
-        };
-        let stat = read("stat");
-        let after_name = stat.rsplit(") ").next().unwrap_or_default().to_owned();
-        let ticks: u64 = after_name.split(' ').skip(11).take(2).filter_map(|ticks| ticks.parse::<u64>().ok()).sum();
-        // The kernel counts in hundredths of a second.
-        Usage { resident: field("VmRSS:"), peak: field("VmHWM:"), processor: ticks * 10 }
     }
 }
 

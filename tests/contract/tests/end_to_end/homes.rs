@@ -40,10 +40,7 @@ impl Site {
 
     async fn wait_for_workers(&self) {
         for relay in &self.relays {
-            let serve = || async {
-                relay.workers().await.iter().filter(|worker| worker["models"] == json!(["m"])).count() == 2
-            };
-            relay.eventually("two workers that serve", serve).await;
+            relay.wait_for_serving(2).await;
         }
     }
 

@@ -28,9 +28,7 @@ async fn one_fails() -> (Stack, WorkerProcess, FakeBackend) {
     let sound = FakeBackend::start().await;
     serve(&sound);
     let worker = Stack::worker_of(&stack.relay, &sound).start().await;
-    let both =
-        || async { stack.relay.workers().await.iter().filter(|worker| worker["models"] == json!(["m"])).count() == 2 };
-    stack.relay.eventually("two workers with model m", both).await;
+    stack.relay.wait_for_serving(2).await;
     (stack, worker, sound)
 }
 

@@ -5,12 +5,9 @@ use std::collections::BTreeMap;
 use modelrelay_harness::balancer::Balancer;
 use modelrelay_harness::client::Request;
 use modelrelay_harness::fake_backend::{Answer, FakeBackend};
-use modelrelay_harness::process::path_of;
-use modelrelay_harness::relay::{ADMIN_TOKEN, Relay, WORKER_SECRET};
-use modelrelay_harness::within;
+use modelrelay_harness::relay::{Relay, WORKER_SECRET};
 use modelrelay_harness::worker_process::WorkerProcess;
 use serde_json::json;
-use tokio::process::Command;
 
 use crate::support::{Load, eventually};
 
@@ -75,31 +72,13 @@ async fn zones(relays: &[&Relay], slots: u32) -> Vec<Zone> {
         zones.push(Zone::start(relays, zone, cluster, slots).await);
     }
     for relay in relays {
-        wait_for_zones(relay, ZONES.len()).await;
+        relay.wait_for_serving(ZONES.len()).await;
     }
     zones
 }
 
-/// Waits until this number of workers serve the model.
-async fn wait_for_zones(relay: &Relay, count: usize) {
-    let serving = async || {
-        let workers = relay.workers().await;
-        workers.iter().filter(|worker| worker["models"] == json!(["m"])).count() == count
-    };
-    eventually("workers that serve", relay, serving).await;
-}
-
 fn chat() -> Request {
     Request::post(CHAT, &json!({"model": "m"}))
-}
-
-/// Returns the output of a command of the relay against it.
-async fn command(relay: &Relay, name: &str) -> String {
-    let mut command = Command::new(path_of("modelrelay-relay"));
-    command.arg(name).env("MODELRELAY_URL", relay.url()).env("MODELRELAY_ADMIN_TOKEN", ADMIN_TOKEN);
-    let output = within("the command's end", relay.log(), command.output()).await.expect("it starts");
-    assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
 #[tokio::test]
@@ -138,7 +117,7 @@ async fn zone_and_cluster_are_shown_everywhere() {
     let state = relay.admin_json("/admin/state").await;
     assert_eq!([&state["zone"], &state["cluster"]], ["west-1", "cluster-west"]);
     for name in ["workers", "status"] {
-        let text = command(&relay, name).await;
+        let text = relay.output_of(&[name]).await;
         assert!(text.contains("CLUSTER") && text.contains("home-ada") && text.contains("attic"), "{name}: {text}");
     }
 }
@@ -168,7 +147,7 @@ async fn relay_without_zone_ignores_those_of_workers() {
         Zone::start(&[&relay], "attic", "home-ada", 4).await,
     ];
     zones.iter().for_each(Zone::answers);
-    wait_for_zones(&relay, 2).await;
+    relay.wait_for_serving(2).await;
     for _ in 0..10 {
         let _ = relay.fetch(chat()).await.with_status(200);
     }
@@ -188,14 +167,14 @@ async fn zone_cut_off_and_back_loses_no_request() {
         for zone in [&zones[0], &zones[3]] {
             zone.cut_off(&relays);
             for relay in relays {
-                wait_for_zones(relay, ZONES.len() - 1).await;
+                relay.wait_for_serving(ZONES.len() - 1).await;
             }
             let before = zone.reached();
             load.serves_everyone(5).await;
             assert_eq!(zone.reached(), before, "{} is cut off in round {round}", zone.name);
             zone.bring_back(&relays);
             for relay in relays {
-                wait_for_zones(relay, ZONES.len()).await;
+                relay.wait_for_serving(ZONES.len()).await;
             }
         }
         let before = zones[0].reached();

@@ -19,19 +19,6 @@ fn command(args: &[&str]) -> Command {
     command
 }
 
-async fn run_command(relay: &Relay, args: &[&str]) -> Output {
-    let mut command = command(args);
-    command.env("MODELRELAY_URL", relay.url()).env("MODELRELAY_ADMIN_TOKEN", ADMIN_TOKEN);
-    within("the command's end", relay.log(), command.output()).await.expect("it starts")
-}
-
-/// Returns the output of a command that succeeds.
-async fn output_of(relay: &Relay, args: &[&str]) -> String {
-    let output = run_command(relay, args).await;
-    assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout).expect("the output is UTF-8")
-}
-
 /// Returns the single line of a command that fails.
 fn failure(output: &Output) -> String {
     let message = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -56,14 +43,14 @@ async fn status_shows_load_and_problems() {
     wait_for_model(&relay, "unserved", false).await;
     let _waiting = relay.begin(chat("unserved").header("x-request-id", "waits"));
     relay.wait_for_queue_depth("local", 1).await;
-    let status = output_of(&relay, &["status"]).await;
+    let status = relay.output_of(&["status"]).await;
     assert!(status.starts_with(&format!("relay {} is running, up for ", env!("CARGO_PKG_VERSION"))), "{status}");
     let provider = line(&status, "local");
     assert_eq!((provider[1], provider[2], provider[3], provider[5]), ("1", "1/4", "1", "1"), "{status}");
     assert!(status.contains("- 1 waiting for unserved: no worker serves it"), "{status}");
-    let requests = output_of(&relay, &["requests"]).await;
+    let requests = relay.output_of(&["requests"]).await;
     assert_eq!(line(&requests, "waits")[1..5], ["local", "unserved", "queued", "1"], "{requests}");
-    let both: Value = serde_json::from_str(&output_of(&relay, &["status", "--output", "json"]).await).expect("JSON");
+    let both: Value = serde_json::from_str(&relay.output_of(&["status", "--output", "json"]).await).expect("JSON");
     assert_eq!(both["state"]["providers"][0]["name"], "local");
 }
 
@@ -73,14 +60,14 @@ async fn commands_list_workers_and_cancel_requests() {
     let mut worker = relay.core1_worker(&["m", "n"], 4).await;
     let running = relay.begin(chat("m").header("x-request-id", "one"));
     worker.expect_request().await;
-    let workers = output_of(&relay, &["workers"]).await;
+    let workers = relay.output_of(&["workers"]).await;
     assert_eq!(line(&workers, "hand-played")[1..5], ["local", "busy", "1/4", "m, n"], "{workers}");
-    let requests = output_of(&relay, &["requests"]).await;
+    let requests = relay.output_of(&["requests"]).await;
     assert_eq!(line(&requests, "one")[1..5], ["local", "m", "dispatched", "-"], "{requests}");
     assert_eq!(line(&requests, "one")[6..], ["hand-played", "least_load", "1"], "{requests}");
-    assert_eq!(output_of(&relay, &["requests", "cancel", "one"]).await, "request one cancelled\n");
+    assert_eq!(relay.output_of(&["requests", "cancel", "one"]).await, "request one cancelled\n");
     assert_eq!(running.reply().await.with_status(503).json()["error"]["code"], "cancelled_by_admin");
-    let missing = failure(&run_command(&relay, &["requests", "cancel", "../keys"]).await);
+    let missing = failure(&relay.run_command(&["requests", "cancel", "../keys"]).await);
     assert_eq!(missing, "modelrelay-relay: the relay returned 404: no live request has this id\n");
 }
 
@@ -88,39 +75,38 @@ async fn commands_list_workers_and_cancel_requests() {
 async fn commands_create_list_and_revoke_keys() {
     let relay = Relay::builder().env("MODELRELAY_REQUIRE_API_KEYS", "true").start().await;
     let made =
-        output_of(&relay, &["keys", "create", "laptop", "--models", "m,n", "--max-in-flight", "2", "-o", "json"]).await;
+        relay.output_of(&["keys", "create", "laptop", "--models", "m,n", "--max-in-flight", "2", "-o", "json"]).await;
     let made: Value = serde_json::from_str(&made).expect("JSON");
     assert_eq!((&made["models"][1], &made["max_in_flight"]), (&"n".into(), &2.into()));
     let (id, secret) = (made["id"].as_str().unwrap(), made["secret"].as_str().unwrap());
     relay.log().secrets().plant(secret);
-    let shown = output_of(&relay, &["keys", "create", "phone"]).await;
+    let shown = relay.output_of(&["keys", "create", "phone"]).await;
     assert!(shown.starts_with("mr-") && shown.contains("created for phone; the secret is shown only once"), "{shown}");
-    let keys = output_of(&relay, &["keys"]).await;
+    let keys = relay.output_of(&["keys"]).await;
     assert_eq!(line(&keys, id)[1..4], ["laptop", "good", "-"], "{keys}");
-    assert_eq!(output_of(&relay, &["keys", "revoke", id]).await, format!("key {id} revoked\n"));
-    assert_eq!(line(&output_of(&relay, &["keys"]).await, id)[2], "revoked");
+    assert_eq!(relay.output_of(&["keys", "revoke", id]).await, format!("key {id} revoked\n"));
+    assert_eq!(line(&relay.output_of(&["keys"]).await, id)[2], "revoked");
 }
 
 #[tokio::test]
 async fn command_changes_and_removes_limits_of_key() {
     let relay = Relay::start().await;
-    let made =
-        output_of(&relay, &["keys", "create", "laptop", "--models", "m,n", "--max-in-flight", "2", "-o", "json"]);
+    let made = relay.output_of(&["keys", "create", "laptop", "--models", "m,n", "--max-in-flight", "2", "-o", "json"]);
     let made: Value = serde_json::from_str(&made.await).expect("JSON");
     relay.log().secrets().plant(made["secret"].as_str().unwrap());
     let id = made["id"].as_str().unwrap();
     let change = ["keys", "update", id, "--name", "team-a", "--max-in-flight", "none", "--max-queue-percent", "25"];
-    let shown = output_of(&relay, &change).await;
+    let shown = relay.output_of(&change).await;
     assert_eq!(line(&shown, id)[1..], ["team-a", "good", "-", "0", "25 %", "-", "normal", "1", "-"], "{shown}");
     let change = ["keys", "update", id, "--models", "all", "--expires-at", "2099-01-01T00:00:00Z", "-o", "json"];
-    let key: Value = serde_json::from_str(&output_of(&relay, &change).await).expect("JSON");
+    let key: Value = serde_json::from_str(&relay.output_of(&change).await).expect("JSON");
     assert_eq!((&key["name"], &key["models"], &key["max_queue_percent"]), (&"team-a".into(), &Value::Null, &25.into()));
     assert_eq!(key, relay.admin_json("/admin/keys").await["keys"][0]);
     let change = ["keys", "update", id, "--expires-at", "never", "--providers", "local,other", "-o", "json"];
-    let key: Value = serde_json::from_str(&output_of(&relay, &change).await).expect("JSON");
+    let key: Value = serde_json::from_str(&relay.output_of(&change).await).expect("JSON");
     assert_eq!((&key["expires_at"], &key["providers"][1]), (&Value::Null, &"other".into()));
     let change = ["keys", "update", id, "--weight", "2.5", "--class", "batch", "--tokens-per-day", "9000"];
-    let shown = output_of(&relay, &change).await;
+    let shown = relay.output_of(&change).await;
     assert_eq!(line(&shown, id)[6..9], ["9000/day", "batch", "2.5"], "{shown}");
     for (arguments, expected) in [
         (
@@ -133,10 +119,10 @@ async fn command_changes_and_removes_limits_of_key() {
         (&["--expires-at", "soon"], "returned 400: expires_at: must be a UTC time"),
         (&[], "required"),
     ] {
-        let message = failure(&run_command(&relay, &[&["keys", "update", id], arguments].concat()).await);
+        let message = failure(&relay.run_command(&[&["keys", "update", id], arguments].concat()).await);
         assert!(message.contains(expected), "{message}");
     }
-    let message = failure(&run_command(&relay, &["keys", "update", "none", "--name", "x"]).await);
+    let message = failure(&relay.run_command(&["keys", "update", "none", "--name", "x"]).await);
     assert_eq!(message, "modelrelay-relay: the relay returned 404: no key with this id can be changed\n");
 }
 
@@ -144,8 +130,7 @@ async fn command_changes_and_removes_limits_of_key() {
 async fn usage_is_printed_as_table_json_and_csv() {
     let relay = Relay::builder().env("MODELRELAY_REQUIRE_API_KEYS", "true").start().await;
     let mut worker = relay.core1_worker(&["m"], 4).await;
-    let key: Value =
-        serde_json::from_str(&output_of(&relay, &["keys", "create", "laptop", "-o", "json"]).await).unwrap();
+    let key: Value = serde_json::from_str(&relay.output_of(&["keys", "create", "laptop", "-o", "json"]).await).unwrap();
     let (id, secret) = (key["id"].as_str().unwrap(), key["secret"].as_str().unwrap());
     relay.log().secrets().plant(secret);
     let running = relay.begin(chat("m").bearer(secret));
@@ -157,23 +142,23 @@ async fn usage_is_printed_as_table_json_and_csv() {
     let counted = async || relay.admin_json("/admin/usage").await["usage"] != serde_json::json!([]);
     relay.eventually("the request is counted", counted).await;
 
-    let table = output_of(&relay, &["usage"]).await;
+    let table = relay.output_of(&["usage"]).await;
     assert_eq!(line(&table, "laptop")[..9], ["laptop", id, "1", "0", "0", "0", "1", "0", "2"], "{table}");
     assert!(table.contains("in memory only, since "), "{table}");
-    let table = output_of(&relay, &["usage", "--daily", "--models", "--key", "laptop", "--since", "2020-01-01"]).await;
+    let table = relay.output_of(&["usage", "--daily", "--models", "--key", "laptop", "--since", "2020-01-01"]).await;
     assert_eq!(line(&table, "20")[1..5], ["laptop", id, "m", "1"], "{table}");
-    let none = output_of(&relay, &["usage", "--key", "a&b=c d"]).await;
+    let none = relay.output_of(&["usage", "--key", "a&b=c d"]).await;
     assert!(none.starts_with("KEY") && !none.contains("laptop"), "{none}");
-    let json: Value = serde_json::from_str(&output_of(&relay, &["usage", "-o", "json"]).await).expect("JSON");
+    let json: Value = serde_json::from_str(&relay.output_of(&["usage", "-o", "json"]).await).expect("JSON");
     assert_eq!(json["usage"][0]["output_tokens"], 2);
-    let csv = output_of(&relay, &["usage", "-o", "csv"]).await;
+    let csv = relay.output_of(&["usage", "-o", "csv"]).await;
     let row = csv.lines().nth(1).expect("a row");
     assert!(
         csv.starts_with("day,key_id,key,model,answered,")
             && row.contains(&format!(",{id},laptop,m,1,0,0,0,1,0,2,0,0,")),
         "{csv}"
     );
-    let message = failure(&run_command(&relay, &["usage", "--since", "yesterday"]).await);
+    let message = failure(&relay.run_command(&["usage", "--since", "yesterday"]).await);
     assert!(message.contains("since must be a day in UTC, such as 2026-11-01"), "{message}");
 }
 
@@ -197,7 +182,7 @@ async fn drain_waits_until_worker_is_gone() {
     drop(worker);
     let ended = within("the drain's end", relay.log(), drain.wait_with_output()).await.unwrap();
     assert_eq!(String::from_utf8_lossy(&ended.stdout), "worker hand-played disconnected\n");
-    let missing = failure(&run_command(&relay, &["drain", "hand-played"]).await);
+    let missing = failure(&relay.run_command(&["drain", "hand-played"]).await);
     assert_eq!(missing, "modelrelay-relay: no connected worker has the name or id hand-played\n");
 }
 
@@ -205,7 +190,7 @@ async fn drain_waits_until_worker_is_gone() {
 async fn drain_warns_that_older_worker_returns() {
     let relay = Relay::start().await;
     let _worker = relay.worker(&["m"], 1).await;
-    let message = output_of(&relay, &["drain", "hand-played"]).await;
+    let message = relay.output_of(&["drain", "hand-played"]).await;
     assert!(message.starts_with("worker hand-played disconnected; its older version"), "{message}");
     assert!(message.contains("stop its process"), "{message}");
 }
@@ -236,9 +221,9 @@ async fn ca_file_is_trusted_over_tls() {
     let certificates = Certificates::make();
     let relay = Relay::builder().tls(&certificates).start().await;
     let file = certificates.ca_file();
-    let status = output_of(&relay, &["status", "--ca-file", file.to_str().unwrap()]).await;
+    let status = relay.output_of(&["status", "--ca-file", file.to_str().unwrap()]).await;
     assert!(status.contains("is running"), "{status}");
-    let message = failure(&run_command(&relay, &["status"]).await);
+    let message = failure(&relay.run_command(&["status"]).await);
     assert!(message.contains("cannot reach the relay"), "{message}");
 }
 
@@ -299,9 +284,9 @@ async fn token_file_of_windows_editor_is_read() {
     let file = folder.path().join("token");
     std::fs::write(&file, format!("\u{feff}{ADMIN_TOKEN}\r\n")).unwrap();
     let file = file.to_str().unwrap();
-    let status = output_of(&relay, &["status", "--token-file", file]).await;
+    let status = relay.output_of(&["status", "--token-file", file]).await;
     assert!(status.contains("is running"), "{status}");
-    let message = failure(&run_command(&relay, &["status", "--token-file", &format!("{file}s")]).await);
+    let message = failure(&relay.run_command(&["status", "--token-file", &format!("{file}s")]).await);
     assert!(message.contains("(--token-file)") && message.contains("cannot read the file"), "{message}");
 }
 
@@ -309,10 +294,10 @@ async fn token_file_of_windows_editor_is_read() {
 async fn relay_url_may_have_path() {
     let relay = Relay::builder().env("PUBLIC_URL", "https://host.example/llm").start().await;
     for path in ["/llm", "/llm/", "/"] {
-        let status = output_of(&relay, &["status", "--url", &format!("{}{path}", relay.url())]).await;
+        let status = relay.output_of(&["status", "--url", &format!("{}{path}", relay.url())]).await;
         assert!(status.contains("is running"), "{status}");
     }
-    let elsewhere = failure(&run_command(&relay, &["status", "--url", &format!("{}/other", relay.url())]).await);
+    let elsewhere = failure(&relay.run_command(&["status", "--url", &format!("{}/other", relay.url())]).await);
     assert!(elsewhere.contains("returned 404"), "{elsewhere}");
 }
 

@@ -20,22 +20,19 @@ mod step;
 mod watch;
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use modelrelay_explorer::{End, Limits, World, explore, fingerprint};
+use modelrelay_explorer::{World, explore_by_hand, explore_completely, find_bug, fingerprint};
 
 use self::node::Node;
-use self::scenario::{Budget, Kind, Scenario, THREE, large, small};
+use self::scenario::{Budget, Kind, NONE, Scenario, THREE, large, small};
 use self::step::Step;
 use self::watch::Watch;
+use super::Play;
 use super::bug::Bug;
 use super::op;
 use super::placements::conversation;
-use super::{Play, print_line};
 use crate::dispatch::{Event, NewRequest, Owner, RequestKey, Weight, WorkerKey};
-
-/// Beyond these, an exploration is not complete.
-const LIMITS: Limits = Limits { states: 5_000_000, depth: u32::MAX, time: Duration::from_secs(300) };
 
 /// The number of small worlds that `cargo test` alone explores.
 const QUICK: usize = 6;
@@ -58,8 +55,10 @@ struct Small {
 }
 
 impl Small {
-    fn new(scenario: &'static Scenario, bug: Option<Bug>) -> Self {
-        let play = || Play { bug, ..Play::new(op::Kind::Placed, scenario.settings()) };
+    fn new(scenario: Scenario, bug: Option<Bug>) -> Self {
+        let scenario: &'static Scenario = Box::leak(Box::new(scenario));
+        let start = Instant::now();
+        let play = || Play { start, bug, ..Play::new(op::Kind::Placed, scenario.settings()) };
         let nodes = scenario.workers.iter().enumerate();
         let mut small = Self {
             scenario,
@@ -68,8 +67,6 @@ impl Small {
             left: scenario.budget,
             arrived: 0,
         };
-        let start = small.relays[0].play.start;
-        small.relays.iter_mut().for_each(|relay| relay.play.start = start);
         for node in 0..scenario.up {
             (0..scenario.relays).for_each(|relay| small.join(relay, node));
         }
@@ -89,8 +86,8 @@ impl Small {
             watch.over.clear();
         }
         for (number, node) in self.nodes.iter().enumerate() {
-            let own: u32 = (0..self.relays.len()).map(|relay| self.own(relay, number)).sum();
             if let Kind::Granting(capacity) = node.kind {
+                let own = self.own_of_all(number);
                 assert!(own <= capacity, "D4: {} has {own} requests of all relays", node.name);
             }
         }
@@ -113,7 +110,6 @@ impl Small {
         self.arrived += 1;
         let play = &mut self.relays[template.relay].play;
         let key = RequestKey(play.key());
-        let name = ["a", "b", "z"][template.model];
         let owner = Owner {
             key: (template.key > 0).then(|| format!("key {}", template.key).into()),
             weight: Weight::default(),
@@ -127,7 +123,7 @@ impl Small {
             allowed,
             conversation: template.conversation.map(|number| conversation(template.model, number)),
             owner: Some(owner),
-            ..NewRequest::new(key, name.into(), 40)
+            ..NewRequest::new(key, node::MODELS[template.model].into(), 40)
         };
         self.handle(template.relay, &Event::Submit(new));
     }
@@ -166,14 +162,13 @@ impl Small {
 
     fn report_slot(&mut self, node: usize) {
         (0..self.relays.len()).for_each(|relay| self.report_gates(relay, node));
-        let is_idle = (0..self.relays.len()).all(|relay| self.own(relay, node) == 0);
+        let is_idle = self.own_of_all(node) == 0;
         self.send_to_all(node, |worker, node| Event::SlotsReported { worker, slots: vec![node.slot_report(is_idle)] });
     }
 
     /// The next deadline of any relay.
     fn next_due(&self) -> Option<Duration> {
-        let due = |relay: &Relay| Some(relay.play.core.next_timeout()? - relay.play.start);
-        self.relays.iter().filter_map(due).min()
+        self.relays.iter().filter_map(|relay| relay.play.next_due()).min()
     }
 
     /// True if a deadline has passed without a tick.
@@ -194,8 +189,7 @@ impl Small {
             self.wait(time);
         }
         for relay in 0..self.relays.len() {
-            let play = &self.relays[relay].play;
-            if play.core.next_timeout().is_some_and(|due| due <= play.start + play.reference.now) {
+            if self.relays[relay].play.next_due().is_some_and(|due| due <= self.now()) {
                 self.handle(relay, &Event::Tick);
             }
         }
@@ -257,12 +251,8 @@ impl World for Small {
     }
 }
 
-/// Explores until a limit, and fails with a trace. Returns the number of steps taken.
-fn run(scenario: Scenario, limits: Limits) -> (End, u64) {
-    let scenario = Box::leak(Box::new(scenario));
-    let explored = explore(&Small::new(scenario, None), limits).expect_no_violation();
-    print_line(&format!("{}: {explored}", scenario.name));
-    (explored.end, explored.transitions)
+fn named(scenario: Scenario) -> (&'static str, Small) {
+    (scenario.name, Small::new(scenario, None))
 }
 
 #[test]
@@ -270,32 +260,18 @@ fn every_history_of_small_worlds_keeps_invariants() {
     // All of them in the suite of histories; by `cargo test` alone the quickest.
     let is_suite = std::env::var_os("MODELRELAY_HISTORY_TRANSITIONS").is_some();
     let count = if is_suite { usize::MAX } else { QUICK };
-    let mut transitions = 0;
-    for scenario in small().into_iter().take(count) {
-        let name = scenario.name;
-        let (end, of_it) = run(scenario, LIMITS);
-        assert_eq!(end, End::Complete, "{name}");
-        transitions += of_it;
-    }
-    print_line(&format!("{transitions} transitions"));
+    explore_completely(small().into_iter().take(count).map(named));
 }
 
 /// Only by hand: `MODELRELAY_EXPLORE_MINUTES` sets the time for each world.
 #[test]
 fn every_history_of_larger_worlds_keeps_invariants() {
-    let Ok(minutes) = std::env::var("MODELRELAY_EXPLORE_MINUTES") else { return };
-    let minutes = minutes.parse::<u64>().expect("a number of minutes");
-    for scenario in large() {
-        run(scenario, Limits { time: Duration::from_secs(60 * minutes), ..LIMITS });
-    }
+    explore_by_hand(large().into_iter().map(named));
 }
 
 /// Returns the message of the violation that a bug causes, and the length of the shortest trace.
 fn found(bug: Bug, scenario: Scenario) -> (String, usize) {
-    let scenario = Box::leak(Box::new(scenario));
-    let violation = explore(&Small::new(scenario, Some(bug)), LIMITS).violation.expect("the bug is found");
-    print_line(&format!("{bug:?}: {violation}"));
-    (violation.message, violation.trace.len())
+    find_bug(&bug, &Small::new(scenario, Some(bug)))
 }
 
 fn with(budget: Budget) -> Scenario {
@@ -304,32 +280,32 @@ fn with(budget: Budget) -> Scenario {
 
 #[test]
 fn response_sent_twice_is_found() {
-    let scenario = Scenario { begins: true, ..with(Budget { losses: 1, ..Budget::default() }) };
+    let scenario = Scenario { begins: true, ..with(Budget { losses: 1, ..NONE }) };
     let (message, steps) = found(Bug::ForgetsResponse, scenario);
     assert!(message.starts_with("D8: ") && steps <= 3, "{message} after {steps}");
 }
 
 #[test]
 fn request_to_draining_worker_is_found() {
-    let (message, steps) = found(Bug::IgnoresDrain, with(Budget { drains: 1, ..Budget::default() }));
+    let (message, steps) = found(Bug::IgnoresDrain, with(Budget { drains: 1, ..NONE }));
     assert!(message.starts_with("D4: ") && steps <= 2, "{message} after {steps}");
 }
 
 #[test]
 fn request_beyond_grant_is_found() {
-    let (message, steps) = found(Bug::KeepsGrant, with(Budget { grants: 1, ..Budget::default() }));
+    let (message, steps) = found(Bug::KeepsGrant, with(Budget { grants: 1, ..NONE }));
     assert!(message.starts_with("D4: ") && steps <= 2, "{message} after {steps}");
 }
 
 #[test]
 fn forgotten_cancel_is_found() {
-    let (message, steps) = found(Bug::IgnoresCancel, with(Budget { cancels: 1, ..Budget::default() }));
+    let (message, steps) = found(Bug::IgnoresCancel, with(Budget { cancels: 1, ..NONE }));
     assert!(message.starts_with("D1: ") && steps <= 2, "{message} after {steps}");
 }
 
 #[test]
 fn fifth_attempt_is_found() {
-    let failures = Budget { failures: 5, ..Budget::default() };
+    let failures = Budget { failures: 5, ..NONE };
     let scenario = Scenario { failures: &[scenario::Failing::BackendReset], ..with(failures) };
     let (message, steps) = found(Bug::ForgivesLoss, scenario);
     assert!(message.starts_with("D8: ") && steps <= 12, "{message} after {steps}");

@@ -174,10 +174,7 @@ pub(super) enum Kind {
 impl Kind {
     /// Draws an optional part of the placement. A plain history must draw nothing, because its effects are pinned.
     fn draw<T: Clone + Debug + 'static>(self, part: impl Strategy<Value = T> + 'static) -> BoxedStrategy<Option<T>> {
-        match self {
-            Self::Plain | Self::Crowded => Just(None).boxed(),
-            Self::Placed | Self::Zoned | Self::Shared => prop::option::weighted(0.8, part).boxed(),
-        }
+        self.draw_in(&[Self::Placed, Self::Zoned, Self::Shared], part)
     }
 
     /// Draws an optional part of fair shares.
@@ -185,7 +182,7 @@ impl Kind {
         self,
         part: impl Strategy<Value = T> + 'static,
     ) -> BoxedStrategy<Option<T>> {
-        if self == Self::Shared { prop::option::weighted(0.8, part).boxed() } else { Just(None).boxed() }
+        self.draw_in(&[Self::Shared], part)
     }
 
     /// Draws an optional part of zones.
@@ -193,7 +190,15 @@ impl Kind {
         self,
         part: impl Strategy<Value = T> + 'static,
     ) -> BoxedStrategy<Option<T>> {
-        if self == Self::Zoned { prop::option::weighted(0.8, part).boxed() } else { Just(None).boxed() }
+        self.draw_in(&[Self::Zoned], part)
+    }
+
+    fn draw_in<T: Clone + Debug + 'static>(
+        self,
+        kinds: &[Self],
+        part: impl Strategy<Value = T> + 'static,
+    ) -> BoxedStrategy<Option<T>> {
+        if kinds.contains(&self) { prop::option::weighted(0.8, part).boxed() } else { Just(None).boxed() }
     }
 }
 
@@ -241,7 +246,7 @@ fn cached() -> impl Strategy<Value = u16> {
 }
 
 fn distance() -> impl Strategy<Value = Distance> {
-    prop::sample::select(vec![Distance::Zone, Distance::Cluster, Distance::Elsewhere])
+    prop::sample::select(Distance::ALL.to_vec())
 }
 
 fn spill() -> impl Strategy<Value = Spill> {

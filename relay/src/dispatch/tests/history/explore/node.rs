@@ -10,11 +10,11 @@ use crate::dispatch::{
     AttemptFailure, Distance, Gate, Grant, LoadFailure, Model, NewMultiplexer, NewWorker, WorkerKey,
 };
 
-/// The models of a slot.
-const IN_SLOT: [&str; 2] = ["a", "b"];
+/// The names that requests use.
+pub(super) const MODELS: [&str; 3] = ["a", "b", "z"];
 
-/// The other name of the first one at a multiplexer. Other workers mean a model of this name.
-const ALIAS: &str = "z";
+/// The models of a slot, each with all of its names there. Other workers mean a model of its own by each name.
+pub(super) const IN_SLOT: [&[&str]; 2] = [&["a", "z"], &["b"]];
 
 #[derive(Clone, Debug)]
 pub(super) struct Node {
@@ -60,11 +60,11 @@ impl Node {
     }
 
     pub(super) fn models(&self) -> Vec<Model> {
-        ["a", "b", ALIAS].iter().skip(usize::from(self.withdrawn)).map(|name| Model::from(*name)).collect()
+        MODELS.iter().skip(usize::from(self.withdrawn)).map(|name| Model::from(*name)).collect()
     }
 
     pub(super) fn failing_models(&self) -> Vec<Model> {
-        self.failing.then(|| Model::from("a")).into_iter().collect()
+        self.failing.then(|| Model::from(MODELS[0])).into_iter().collect()
     }
 
     pub(super) fn registration(&self, key: WorkerKey) -> NewWorker {
@@ -98,17 +98,17 @@ impl Node {
             return (Grant { slots: 0, others: 0, capacity: 0, links: 1 }, vec![]);
         };
         let gate = Gate { slots: 1, others: 0, capacity: 1 };
-        (Grant { slots: 1, others: 0, capacity: 1, links: 1 }, vec![(IN_SLOT[model].into(), gate)])
+        (Grant { slots: 1, others: 0, capacity: 1, links: 1 }, vec![(IN_SLOT[model][0].into(), gate)])
     }
 
     pub(super) fn slot_report(&self, is_idle: bool) -> Slot {
-        let name = |model: usize| Some(IN_SLOT[model].to_owned());
+        let name = |model: usize| Some(IN_SLOT[model][0].to_owned());
         let (state, resident, target) = match self.slot {
             SlotPhase::Empty | SlotPhase::Failed(_) => (SlotState::Empty, None, None),
             SlotPhase::Loading(model) => (SlotState::Loading, None, name(model)),
             SlotPhase::Ready(model) => (SlotState::Ready, name(model), None),
         };
-        let models = IN_SLOT.iter().enumerate().map(|(index, id)| {
+        let models = IN_SLOT.iter().enumerate().map(|(index, names)| {
             let status = match self.slot {
                 SlotPhase::Ready(model) if model == index => SlotModelStatus::Resident,
                 SlotPhase::Failed(model) if model == index => SlotModelStatus::Failed,
@@ -116,8 +116,8 @@ impl Node {
                     SlotModelStatus::Unloaded
                 }
             };
-            let aliases = if index == 0 { vec![ALIAS.to_owned()] } else { vec![] };
-            SlotModel { id: (*id).into(), status, aliases, swap_cost_ms: 1_000, capacity: 1, ..SlotModel::default() }
+            let aliases = names[1..].iter().map(|alias| (*alias).to_owned()).collect();
+            SlotModel { id: names[0].into(), status, aliases, swap_cost_ms: 1_000, capacity: 1, ..SlotModel::default() }
         });
         let idle_ms = u64::from(is_idle && resident.is_some());
         Slot { id: "gpu".into(), state, resident, target, idle_ms, models: models.collect(), ..Slot::default() }

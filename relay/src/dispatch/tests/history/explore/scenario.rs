@@ -73,7 +73,7 @@ pub(super) enum Failing {
 }
 
 /// How often something may still happen.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Budget {
     /// An attempt fails, or a load.
     pub(super) failures: u8,
@@ -110,7 +110,7 @@ const OTHER: Template = Template { model: 1, ..PLAIN };
 /// A request for the first model by another name.
 const ALIAS: Template = Template { model: 2, ..PLAIN };
 
-const NONE: Budget =
+pub(super) const NONE: Budget =
     Budget { failures: 0, silences: 0, late: 0, cancels: 0, losses: 0, drains: 0, grants: 0, updates: 0, stops: 0 };
 
 const ALL: &[Failing] = &[

@@ -1,9 +1,9 @@
 //! The steps of a small world: which are possible, and what each does.
 
-use super::node::SlotPhase;
+use super::Small;
+use super::node::{IN_SLOT, SlotPhase};
 use super::scenario::{Failing, Kind};
-use super::{Relay, Small};
-use crate::dispatch::{CancelReason, Event, Gate, LossCause, Model, RequestKey, TokenUsage, WorkerKey};
+use crate::dispatch::{CancelReason, Event, Grant, LossCause, TokenUsage};
 
 /// A step. Requests and workers are counted, because their keys differ between equal states.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -120,7 +120,7 @@ impl Small {
 
     fn of_requests(&self, relay: usize, steps: &mut Vec<Step>) {
         let (left, known) = (&self.left, &self.relays[relay]);
-        for (request, (_, key, _)) in known.running().into_iter().enumerate() {
+        for (request, (_, key, _)) in known.play.all_running().into_iter().enumerate() {
             steps.push(Step::Complete { relay, request });
             let has_begun = known.watch.started.contains(&key);
             if self.scenario.begins && !has_begun {
@@ -135,7 +135,7 @@ impl Small {
             }
         }
         if left.cancels > 0 {
-            for request in 0..known.live().len() {
+            for request in 0..known.play.live().len() {
                 let reasons = [CancelReason::ClientDisconnect, CancelReason::Admin];
                 steps.extend(reasons.map(|reason| Step::Cancel { relay, request, reason }));
             }
@@ -147,12 +147,11 @@ impl Small {
 
     fn of_links(&self, relay: usize, steps: &mut Vec<Step>) {
         for (number, node) in self.nodes.iter().enumerate() {
-            let Some(key) = node.links[relay] else {
+            if node.links[relay].is_none() {
                 steps.push(Step::Join { relay, node: number });
                 continue;
-            };
-            let is_done = node.draining && self.relays[relay].play.reference.running_on(key).next().is_none();
-            if self.left.losses > 0 || is_done {
+            }
+            if self.left.losses > 0 || node.draining && self.own(relay, number) == 0 {
                 steps.push(Step::Lose { relay, node: number });
             }
             match node.kind {
@@ -188,6 +187,11 @@ impl Small {
         u32::try_from(running.unwrap_or(0)).unwrap()
     }
 
+    /// The number of all relays' requests on a worker.
+    pub(super) fn own_of_all(&self, node: usize) -> u32 {
+        (0..self.relays.len()).map(|relay| self.own(relay, node)).sum()
+    }
+
     fn of_node(&self, node: usize, steps: &mut Vec<Step>) {
         let (left, worker) = (&self.left, &self.nodes[node]);
         if worker.links.iter().all(Option::is_none) {
@@ -202,14 +206,13 @@ impl Small {
         if worker.kind != Kind::Swapping {
             return;
         }
-        let is_busy = (0..self.relays.len()).any(|relay| self.own(relay, node) > 0);
         if matches!(worker.slot, SlotPhase::Loading(_)) {
             steps.push(Step::Loaded { node, fails: false });
             steps.extend((left.failures > 0).then_some(Step::Loaded { node, fails: true }));
             return;
         }
-        for model in 0..2 {
-            let may_swap = !is_busy || left.failures > 0;
+        let may_swap = self.own_of_all(node) == 0 || left.failures > 0;
+        for model in 0..IN_SLOT.len() {
             if worker.slot != SlotPhase::Ready(model) && self.is_wanted(node, model) && may_swap {
                 steps.push(Step::Swap { node, model });
             }
@@ -218,10 +221,9 @@ impl Small {
 
     /// True if a relay has reported demand for a model to a worker.
     fn is_wanted(&self, node: usize, model: usize) -> bool {
-        let names: &[&str] = if model == 0 { &["a", "z"] } else { &["b"] };
         let links = self.nodes[node].links.iter().zip(&self.relays);
         let mut accounts = links.filter_map(|(key, relay)| relay.play.ledger.workers.get(&(*key)?));
-        accounts.any(|account| names.iter().any(|name| account.believed.contains_key(*name)))
+        accounts.any(|account| IN_SLOT[model].iter().any(|name| account.believed.contains_key(*name)))
     }
 
     fn of_provider(&self, relay: usize, steps: &mut Vec<Step>) {
@@ -305,26 +307,26 @@ impl Small {
                 self.handle(relay, &Event::SettingsChanged(settings));
             }
             Step::Begin { relay, request } => {
-                let (worker, request, attempt) = self.relays[relay].running()[request];
+                let (worker, request, attempt) = self.relays[relay].play.all_running()[request];
                 self.relays[relay].watch.started.insert(request);
                 self.handle(relay, &Event::Begun { worker, request, attempt });
             }
             Step::Complete { relay, request } => {
-                let (worker, request, attempt) = self.relays[relay].running()[request];
+                let (worker, request, attempt) = self.relays[relay].play.all_running()[request];
                 let cached = Some(1_000);
                 self.handle(relay, &Event::Completed { worker, request, attempt, cached, usage: None });
             }
             Step::Silent { relay, request } => {
-                let (_, request, _) = self.relays[relay].running()[request];
+                let (_, request, _) = self.relays[relay].play.all_running()[request];
                 self.handle(relay, &Event::Silent { request });
             }
             Step::FailAttempt { relay, request, failure } => {
-                let (worker, request, attempt) = self.relays[relay].running()[request];
+                let (worker, request, attempt) = self.relays[relay].play.all_running()[request];
                 let failure = failure.failure();
                 self.handle(relay, &Event::AttemptFailed { worker, request, attempt, failure });
             }
             Step::Cancel { relay, request, reason } => {
-                let request = self.relays[relay].live()[request];
+                let request = self.relays[relay].play.live()[request];
                 self.handle(relay, &Event::Cancel { request, reason });
             }
             Step::Late { relay, attempt } => {
@@ -338,7 +340,7 @@ impl Small {
     fn lose(&mut self, relay: usize, node: usize) {
         let worker = self.nodes[node].links[relay].take().expect("a connection");
         let known = &mut self.relays[relay];
-        let running: Vec<_> = known.running().into_iter().filter(|(on, ..)| *on == worker).collect();
+        let running: Vec<_> = known.play.all_running().into_iter().filter(|(on, ..)| *on == worker).collect();
         let started = running.iter().map(|(_, key, _)| *key).filter(|key| known.watch.started.contains(key)).collect();
         known.watch.over.extend(running);
         self.handle(relay, &Event::WorkerLost { worker, started, cause: LossCause::Disconnected });
@@ -350,7 +352,7 @@ impl Small {
     fn swap(&mut self, node: usize, model: usize) {
         for relay in 0..self.relays.len() {
             let Some(key) = self.nodes[node].links[relay] else { continue };
-            for (worker, request, attempt) in self.relays[relay].running() {
+            for (worker, request, attempt) in self.relays[relay].play.all_running() {
                 if worker == key && !self.relays[relay].watch.started.contains(&request) {
                     self.left.failures = self.left.failures.saturating_sub(1);
                     let failure = Failing::SeveredBySwap.failure();
@@ -364,20 +366,9 @@ impl Small {
     }
 
     fn close_gates(&mut self, relay: usize, node: usize) {
-        let (mut sums, gates): (_, Vec<(Model, Gate)>) = (self.nodes[node].gates().0, vec![]);
-        sums.slots = 0;
-        self.send(relay, node, |worker, _| Event::GatesSet { worker, sums, gates });
-    }
-}
-
-impl Relay {
-    /// The running requests, in the order of their keys.
-    pub(super) fn running(&self) -> Vec<(WorkerKey, RequestKey, u32)> {
-        let requests = self.play.reference.requests.iter();
-        requests.filter_map(|(key, request)| Some((request.worker?, *key, request.attempts))).collect()
-    }
-
-    pub(super) fn live(&self) -> Vec<RequestKey> {
-        self.play.reference.requests.keys().copied().collect()
+        self.send(relay, node, |worker, node| {
+            let sums = Grant { slots: 0, ..node.gates().0 };
+            Event::GatesSet { worker, sums, gates: vec![] }
+        });
     }
 }

@@ -47,7 +47,7 @@ impl Watch {
 
     pub(super) fn before(&mut self, play: &Play) {
         self.waiting = pairs(&play.reference).collect();
-        self.due = play.core.next_timeout().map(|due| due - play.start);
+        self.due = play.next_due();
     }
 
     /// Checks the effects of an event, and the state after it.
@@ -65,7 +65,7 @@ impl Watch {
         for effect in effects {
             self.check_effect(play, effect);
         }
-        let due = play.core.next_timeout().map(|due| due - play.start);
+        let due = play.next_due();
         assert!(due.is_none_or(|due| due > now), "D11: something is due at {due:?}, before {now:?}");
         self.check_waiting(&play.reference);
         self.check_demand(play);
@@ -167,9 +167,7 @@ impl Watch {
         assert_eq!((core.requests.len(), core.workers.len()), (live, workers), "D10");
         assert!(core.pinned.len() <= live && core.running.len() <= live && core.marked.len() <= workers, "D10");
         assert!(core.instances.len() <= workers && core.homes_len() <= core.settings.max_homes, "D10");
-        let names: BTreeSet<_> = core.models.iter().map(|group| &group.name).collect();
-        let requested = reference.requests.values().map(|request| &request.new.model);
-        let used = requested.chain(reference.workers.values().flat_map(|worker| &worker.models));
-        assert_eq!(names, used.collect(), "D10: a model is kept or lost");
+        let names: BTreeSet<_> = core.models.iter().map(|group| group.name.clone()).collect();
+        assert_eq!(names, reference.models(), "D10: a model is kept or lost");
     }
 }

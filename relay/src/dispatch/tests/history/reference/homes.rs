@@ -117,8 +117,7 @@ impl Reference {
         let load = |key: &WorkerKey| self.load(*key, &new.model);
         let rank = |key: &WorkerKey| (backlog(key), load(key), self.workers[key].turn, *key);
         let best_at = |distance| able.iter().copied().filter(|key| self.distance(*key) == distance).min_by_key(rank);
-        let bests: Vec<_> =
-            [Distance::Zone, Distance::Cluster, Distance::Elsewhere].into_iter().filter_map(best_at).collect();
+        let bests: Vec<_> = Distance::ALL.into_iter().filter_map(best_at).collect();
         let most_load = bests.iter().map(load).min()?.saturating_add(spill.requests);
         let most_backlog = bests.iter().map(backlog).min()?.saturating_add(spill.bytes);
         let is_near_enough = |key: &WorkerKey| load(key) <= most_load && backlog(key) <= most_backlog;

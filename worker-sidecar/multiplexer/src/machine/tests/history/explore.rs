@@ -15,7 +15,7 @@
 use std::time::Duration;
 
 use modelrelay_explorer::canonical::Canonical;
-use modelrelay_explorer::{End, Limits, explore, fingerprint};
+use modelrelay_explorer::{explore_by_hand, explore_completely, find_bug, fingerprint};
 
 use super::op::{Finds, MODELS, Op};
 use super::world::bug::Bug;
@@ -29,9 +29,6 @@ use crate::machine::Jitter;
 const LOAD: Duration = Duration::from_secs(1);
 
 const NEVER: Duration = Duration::MAX;
-
-/// Beyond these, an exploration is not complete.
-const LIMITS: Limits = Limits { states: 5_000_000, depth: u32::MAX, time: Duration::from_secs(300) };
 
 /// A small world.
 #[derive(Clone, Debug)]
@@ -366,37 +363,19 @@ fn large_scenarios() -> Vec<Scenario> {
     ]
 }
 
-/// Explores until a limit, and fails with a trace. Returns the number of steps taken.
-fn run(scenario: &Scenario, limits: Limits) -> (End, u64) {
-    let explored = explore(&Slot::new(scenario, None), limits).expect_no_violation();
-    print_line(&format!("{}: {explored}", scenario.name));
-    (explored.end, explored.transitions)
-}
-
-#[expect(clippy::print_stdout, reason = "the numbers are the result of these tests")]
-fn print_line(line: &str) {
-    println!("{line}");
+fn named(scenario: &Scenario) -> (&'static str, Slot) {
+    (scenario.name, Slot::new(scenario, None))
 }
 
 #[test]
 fn every_history_of_small_worlds_keeps_invariants() {
-    let mut transitions = 0;
-    for scenario in scenarios() {
-        let (end, of_it) = run(&scenario, LIMITS);
-        assert_eq!(end, End::Complete, "{}", scenario.name);
-        transitions += of_it;
-    }
-    print_line(&format!("{transitions} transitions"));
+    explore_completely(scenarios().iter().map(named));
 }
 
 /// Only by hand: `MODELRELAY_EXPLORE_MINUTES` sets the time for each world.
 #[test]
 fn every_history_of_larger_worlds_keeps_invariants() {
-    let Ok(minutes) = std::env::var("MODELRELAY_EXPLORE_MINUTES") else { return };
-    let minutes = minutes.parse::<u64>().expect("a number of minutes");
-    for scenario in large_scenarios() {
-        run(&scenario, Limits { time: Duration::from_secs(60 * minutes), ..LIMITS });
-    }
+    explore_by_hand(large_scenarios().iter().map(named));
 }
 
 /// Returns the message of the violation that a bug causes, and the length of the shortest trace.
@@ -404,9 +383,7 @@ fn found(bug: Bug, budget: Budget) -> (String, usize) {
     let requests: &[_] = &[(1, NORMAL), (1, NORMAL), (1, NORMAL)];
     let granted = Scenario { requests, budget, sample: 1, ..PLAIN };
     let scenario = if bug == Bug::ForgetsGrant { granted } else { Scenario { budget, sample: 1, ..THREE } };
-    let violation = explore(&Slot::new(&scenario, Some(bug)), LIMITS).violation.expect("the bug is found");
-    print_line(&format!("{bug:?}: {violation}"));
-    (violation.message, violation.trace.len())
+    find_bug(&bug, &Slot::new(&scenario, Some(bug)))
 }
 
 #[test]

@@ -3,7 +3,7 @@
 import { createServer, request } from 'node:http';
 import { connect } from 'node:net';
 
-import { copied, expect, logIn, test } from './lib/test.js';
+import { copied, createKey, expect, logIn, test } from './lib/test.js';
 import { Site } from './lib/site.js';
 
 const BASE = '/llm';
@@ -117,7 +117,7 @@ async function connectClient(page) {
   await page.getByRole('navigation').getByRole('link', { name: 'Connect a client' }).click();
   await expect(page).toHaveURL(`${proxy.url}/integrate`);
   await expect(page.getByLabel('Address of this relay')).toHaveValue(proxy.url);
-  await page.getByRole('button', { name: 'Create a key' }).click();
+  await createKey(page);
   await expect(page.getByLabel('Model', { exact: true })).toHaveValue('fresh');
   expect(await copied(page, 'OpenAI API')).toContain(`${proxy.url}/v1/chat/completions`);
   await page.getByRole('button', { name: 'Send', exact: true }).click();

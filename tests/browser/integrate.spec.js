@@ -3,7 +3,7 @@
 import { execFile } from 'node:child_process';
 import { promisify } from 'node:util';
 
-import { copied, expect, expectNoSidewaysScroll, inspect, logIn, test } from './lib/test.js';
+import { copied, createKey, expect, expectNoSidewaysScroll, inspect, logIn, test } from './lib/test.js';
 import { Site } from './lib/site.js';
 
 const CLIENTS = ['curl', 'OpenAI · Python', 'OpenAI · TypeScript', 'Anthropic · Python', 'Anthropic · TypeScript', 'LangChain', 'LiteLLM', 'Open WebUI', 'Claude Code', 'Codex', 'opencode', 'Continue'];
@@ -22,8 +22,7 @@ test.use({ permissions: ['clipboard-read', 'clipboard-write'], expected: ['401']
 test('a key is made, and the copied line runs', async ({ page }) => {
   await logIn(page, site, '/integrate');
   await expect(page.getByLabel('Model', { exact: true })).toHaveValue('demo');
-  await page.getByRole('button', { name: 'Create a key' }).click();
-  await expect(page.getByLabel('API key')).toHaveValue(/^mr-/);
+  await createKey(page);
   const key = await page.getByLabel('API key').inputValue();
   const main = page.getByRole('main');
   await expect(main).not.toContainText(key);

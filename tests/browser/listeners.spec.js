@@ -3,7 +3,7 @@
 import { execFile } from 'node:child_process';
 import { promisify } from 'node:util';
 
-import { copied, expect, expectNoSidewaysScroll, inspect, logIn, test } from './lib/test.js';
+import { copied, createKey, expect, expectNoSidewaysScroll, inspect, logIn, test } from './lib/test.js';
 import { Site, TOKEN } from './lib/site.js';
 
 const OWN_ADDRESSES = { ADMIN_LISTEN_ADDR: '127.0.0.1:0', WORKER_LISTEN_ADDR: '127.0.0.1:0', WORKERS_ON_CLIENT_PORT: 'false', MODELRELAY_REQUIRE_API_KEYS: 'true' };
@@ -42,7 +42,7 @@ test('client uses the client address, test request the page address', async ({ p
   await page.getByLabel('Admin token').fill(TOKEN);
   await page.getByRole('button', { name: 'Log in' }).click();
   await expect(page.getByLabel('Address of this relay')).toHaveValue(site.url);
-  await page.getByRole('button', { name: 'Create a key' }).click();
+  await createKey(page);
   await page.getByLabel('Model', { exact: true }).selectOption('tried');
   await page.getByRole('button', { name: 'Send', exact: true }).click();
   await expect(page.getByText(/first token after .* tokens in/)).toBeVisible();

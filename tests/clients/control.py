@@ -38,7 +38,9 @@ WORDS = ["Hello", " from", " the", " backend"]
 REFUSAL = {"error": {"message": "This model's maximum context length is 16 tokens.", "type": "BadRequestError",
                      "param": "input_tokens", "code": 400}}
 MANGO = {"command": "echo mango", "description": "Say mango"}
-CALLS = {"weather": {"city": "Oslo"}, "Bash": MANGO, "bash": MANGO, "run_shell_command": MANGO | {"is_background": False}}
+# Qwen Code loses the output of a command that ends at the same moment.
+LASTING_MANGO = MANGO | {"command": "echo mango; sleep 1", "is_background": False}
+CALLS = {"weather": {"city": "Oslo"}, "Bash": MANGO, "bash": MANGO, "run_shell_command": LASTING_MANGO}
 PROGRAMS = os.environ.get("MODELRELAY_BIN_DIR") or os.path.join(ROOT, "target", "debug")
 PATIENCE = 50  # seconds until anything here is reported as missing to the test
 

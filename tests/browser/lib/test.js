@@ -48,6 +48,12 @@ export async function logIn(page, site, where = '/dashboard') {
   await expect(page.getByText('Live', { exact: true })).toBeAttached();
 }
 
+/** Creates a key on the page for clients, and waits until it is filled in. */
+export async function createKey(page) {
+  await page.getByRole('button', { name: 'Create a key' }).click();
+  await expect(page.getByLabel('API key')).toHaveValue(/^mr-/);
+}
+
 /** Returns the text that the copy button of the block with this title copies. */
 export async function copied(page, title) {
   await page.evaluate(() => navigator.clipboard.writeText(''));

@@ -175,7 +175,9 @@ def attempts():
 
 
 def pytest_runtest_logreport(report):
-    """Lists a test that passes on its second try as flaky, for scripts/suites.py."""
+    """Prints the failure of a first try, and lists a test that passes on its second one as flaky, for scripts/suites.py."""
+    if report.outcome == "rerun":
+        print(f"\nfirst try of {report.nodeid}:\n{report.longreprtext}")
     listed = os.environ.get("MODELRELAY_FLAKY")
     if listed and report.when == "call" and report.passed and getattr(report, "rerun", 0):
         with open(listed, "a", encoding="utf-8") as file:

@@ -32,7 +32,7 @@ def test_a_prompt_is_answered_as_a_stream_with_usage(stack, qwen):
 
 def test_a_tool_call_is_made_and_its_result_goes_back(stack, qwen):
     stack = stack()
-    events, result = outcome(qwen(stack, "call", "--allowed-tools", "run_shell_command(echo)"))
+    events, result = outcome(qwen(stack, "call", "--allowed-tools", "run_shell_command(echo)", "run_shell_command(sleep)"))
     assert (result["result"], result["num_turns"]) == (TEXT, 2)
     assert tool_results(events) == ["mango"]
 

@@ -2,7 +2,7 @@
 //!
 //! The path of a request: [`clients`] reads and routes it, [`provider`] passes it to the pure [`dispatch`] core, the
 //! core chooses a worker, [`workers`] writes it there and pushes the response into its
-//! [`exchange`](provider::exchange), from which the client's connection pulls.
+//! [`response`](provider::response), from which the client's connection pulls.
 
 pub mod admin;
 pub mod admin_cli;

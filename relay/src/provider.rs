@@ -11,12 +11,12 @@ mod details;
 mod drain;
 mod effects;
 mod endings;
-pub mod exchange;
 mod homes;
 mod listed;
 mod multiplexer;
 pub mod operations;
 pub mod request;
+pub mod response;
 pub mod routing;
 pub mod shared;
 mod silence;
@@ -44,10 +44,10 @@ use crate::dispatch::{
     RequestKey, WorkerKey,
 };
 use crate::provider::conversation::HashKey;
-use crate::provider::exchange::Detached;
 use crate::provider::request::RequestRecord;
+use crate::provider::response::Detached;
 use crate::provider::shared::Shared;
-use crate::provider::worker::link::{InFlight, WorkerLink};
+use crate::provider::worker::link::{Attempt, WorkerLink};
 use crate::provider::worker::places::LinkLimiter;
 use crate::provider::worker::register;
 use crate::settings::config::{ProviderConfig, distance};
@@ -124,7 +124,7 @@ impl Provider {
         self.config.load_full()
     }
 
-    /// Submits a request; its exchange reports how it ends. `pin`, `allowed`, `share` and `owner` are those of
+    /// Submits a request; its pipe reports how it ends. `pin`, `allowed`, `share` and `owner` are those of
     /// [`NewRequest`].
     pub fn submit(
         &self,
@@ -293,7 +293,7 @@ impl Provider {
     }
 
     /// Records the first bytes of a response's body: its prompt is computed. Has an effect once per attempt.
-    pub fn begun(&self, link: &WorkerLink, held: &InFlight) {
+    pub fn begun(&self, link: &WorkerLink, held: &Attempt) {
         if link.mark_begun(held.stream) {
             let (worker, request, attempt) = (link.info.key, held.record.key, held.attempt);
             self.apply(Event::Begun { worker, request, attempt });
@@ -382,7 +382,7 @@ impl Provider {
             return;
         }
         grant_step!("loses", link.info.id);
-        let begun = |held: &InFlight| held.exchange().detach(held.attempt) == Detached::Begun;
+        let begun = |held: &Attempt| held.response().detach(held.attempt) == Detached::Begun;
         let mut started = link.release_all();
         started.retain(begun);
         for held in &started {

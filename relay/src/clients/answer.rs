@@ -26,7 +26,7 @@ use super::browser;
 use super::ticket::Ticket;
 use crate::http::respond::Client;
 use crate::net::peer::Flushed;
-use crate::provider::exchange::{Exchange, Head};
+use crate::provider::response::{Head, ResponsePipe};
 
 /// The header that names the worker of a response. A backend's own header of this name never reaches clients.
 const WORKER_HEADER: &str = "x-modelrelay-worker";
@@ -38,7 +38,7 @@ const FLUSH_POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// The response's body.
 pub struct Answer {
     ticket: Ticket,
-    exchange: Arc<Exchange>,
+    response: Arc<ResponsePipe>,
     dialect: Dialect,
     request_id: String,
     stage: AnswerStage,
@@ -143,7 +143,7 @@ impl Answer {
     ) -> Self {
         let usage_filter = (is_event_stream && ticket.record().hides_usage).then(UsageFilter::default);
         Self {
-            exchange: Arc::clone(&ticket.record().exchange),
+            response: Arc::clone(&ticket.record().response),
             raises_frame: ticket.record().endpoint.raises_error_frame(),
             flushed: client.flushed.clone(),
             ticket,
@@ -163,7 +163,7 @@ impl Answer {
 
     fn poll_stream(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
         let end = loop {
-            match self.exchange.poll_chunk(cx) {
+            match self.response.poll_chunk(cx) {
                 Poll::Ready(Some(Ok(_))) if self.is_bodiless => {}
                 Poll::Ready(Some(Ok(chunk))) => {
                     let chunk = match &mut self.usage_filter {
@@ -195,7 +195,7 @@ impl Answer {
     }
 
     fn poll_head(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
-        match self.exchange.poll_head(cx) {
+        match self.response.poll_head(cx) {
             Poll::Ready(Ok(head)) if head.status == StatusCode::OK && head.is_event_stream() => {
                 self.stage = AnswerStage::Streaming;
                 self.poll_stream(cx)
@@ -204,7 +204,7 @@ impl Answer {
                 // The client expects a stream, and would read anything else as one without events.
                 let message = format!("the backend returned {} instead of a stream", head.status.as_u16());
                 let error = ApiError::new(ErrorKind::Worker("backend_error".into()), message);
-                self.exchange.fail(error.clone());
+                self.response.fail(error.clone());
                 self.break_off(&error, cx)
             }
             Poll::Ready(Err(error)) => self.break_off(&error, cx),

@@ -27,8 +27,8 @@ use crate::net::budget::Holder;
 use crate::provider::Provider;
 use crate::provider::affinity::Origin;
 use crate::provider::conversation::{self, Prompt, PromptSpans, ShownIn};
-use crate::provider::exchange::Exchange;
 use crate::provider::request::{RequestRecord, RequestTrace, is_free, needs_core1};
+use crate::provider::response::ResponsePipe;
 use crate::provider::routing::Route;
 use crate::state::Relay;
 use crate::system::blocking;
@@ -141,7 +141,7 @@ async fn prepare(
         received_at,
         arrived: SystemTime::now(),
         trace: trace.cloned(),
-        exchange: Exchange::new(Arc::clone(&relay.shared.budget), config.max_stream_bytes, config.max_unread_bytes),
+        response: ResponsePipe::new(Arc::clone(&relay.shared.budget), config.max_stream_bytes, config.max_unread_bytes),
         progress: Mutex::default(),
     });
     let known = relay.providers.knows(&route.provider, &record.model);
@@ -312,8 +312,8 @@ async fn conversation_of(
 
 async fn answer(client: &Client, ticket: Ticket) -> Response {
     let keepalive = ticket.keepalive();
-    let exchange = Arc::clone(&ticket.record().exchange);
-    let mut head = std::pin::pin!(poll_fn(|cx| exchange.poll_head(cx)));
+    let response = Arc::clone(&ticket.record().response);
+    let mut head = std::pin::pin!(poll_fn(|cx| response.poll_head(cx)));
     if let Some(after) = keepalive {
         tokio::select! {
             biased;

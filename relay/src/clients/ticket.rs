@@ -15,8 +15,8 @@ use modelrelay_protocol::rate_limit::RateLimit;
 use crate::dispatch::{CancelReason, Decision};
 use crate::keys::{Key, KeyLease};
 use crate::provider::Provider;
-use crate::provider::exchange::Received;
 use crate::provider::request::{CLIENT_CLOSED_REQUEST, Progress, RequestRecord, TraceEnd};
+use crate::provider::response::Received;
 use crate::system::unix_time::unix_millis;
 use crate::telemetry::journal::PER_REQUEST;
 use crate::telemetry::metrics::{Outcome, RequestEnd, RequestSeries};
@@ -111,7 +111,7 @@ impl Ticket {
             self.first_byte_at = Some(now);
             self.series.first_byte_sent(now - self.record.received_at);
             let dispatched_at = self.record.progress().dispatched_at;
-            let came_at = self.record.exchange.received().first_byte_at;
+            let came_at = self.record.response.received().first_byte_at;
             if let (Some(sent), Some(came)) = (dispatched_at, came_at) {
                 self.series.first_byte_received(came.saturating_duration_since(sent));
             }
@@ -252,9 +252,9 @@ impl Ticket {
 impl Drop for Ticket {
     fn drop(&mut self) {
         let duration = self.record.received_at.elapsed();
-        let (end, received) = (self.record.exchange.end(), self.record.exchange.received());
+        let (end, received) = (self.record.response.end(), self.record.response.received());
         let (outcome, code) = self.outcome(end.as_ref());
-        self.record.exchange.close();
+        self.record.response.close();
         // The worker's session is about to report a complete response as such; its worker, which has no part in it any
         // more, must not receive a cancel.
         if !matches!(end, Some(Ok(()))) {

@@ -58,7 +58,7 @@ impl Provider {
         for held in link.take_unwritten() {
             let (request, attempt) = (held.record.key, held.attempt);
             grant_step!("unsends", link.info.id, id = held.request_id);
-            held.exchange().detach(attempt);
+            held.response().detach(attempt);
             let failure = AttemptFailure::Draining;
             self.handle_quietly(state, Event::AttemptFailed { worker, request, attempt, failure });
         }

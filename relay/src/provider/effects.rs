@@ -40,7 +40,7 @@ impl Provider {
             Effect::Severed { request, worker: _ } => {
                 if let Some(record) = self.forget(state, request) {
                     let lost = "the worker was lost during its response; the response is incomplete";
-                    record.exchange.fail(ApiError::new(ErrorKind::WorkerLost, lost));
+                    record.response.fail(ApiError::new(ErrorKind::WorkerLost, lost));
                 }
             }
             Effect::Finished { request, .. } => {
@@ -120,7 +120,7 @@ impl Provider {
             record.progress().end_wait(Instant::now());
         }
         let error = self.explain(state, &record, failure, attempts).with_queue_position(position);
-        record.exchange.fail(error);
+        record.response.fail(error);
     }
 
     /// Returns the error for the client, and logs the failures that an operator can prevent.
@@ -217,7 +217,7 @@ impl Provider {
         let label = RequeueLabel::from(reason);
         self.series.requeued(label);
         let Some(record) = state.requests.get(&request) else { return };
-        record.exchange.detach(attempt);
+        record.response.detach(attempt);
         {
             let (mut progress, now) = (record.progress(), Instant::now());
             progress.end_attempt(now);

@@ -7,7 +7,7 @@ use modelrelay_protocol::grant_step;
 use super::{Provider, ProviderCore};
 use crate::dispatch::{AttemptFailure, CancelReason, Event, RequestKey};
 use crate::provider::request::RequestRecord;
-use crate::provider::worker::link::{InFlight, WorkerLink};
+use crate::provider::worker::link::{Attempt, WorkerLink};
 
 impl Provider {
     /// Cancels a request. Has no effect if it has ended already.
@@ -24,7 +24,7 @@ impl Provider {
 
     /// Completes the worker's response. The link releases it under the same lock, so that a concurrent loss of the
     /// worker comes entirely before or after it.
-    pub fn completed(&self, link: &WorkerLink, held: &InFlight) {
+    pub fn completed(&self, link: &WorkerLink, held: &Attempt) {
         let tokens = held.record.progress().token_counts;
         let cached = tokens.and_then(|tokens| tokens.cached_permille());
         tokens.iter().for_each(|tokens| link.count_prompt(tokens));
@@ -37,12 +37,12 @@ impl Provider {
     }
 
     /// Fails an attempt of a request of which nothing was sent to the client.
-    pub fn attempt_failed(&self, link: &WorkerLink, held: &InFlight, failure: AttemptFailure) {
+    pub fn attempt_failed(&self, link: &WorkerLink, held: &Attempt, failure: AttemptFailure) {
         let mut state = self.lock();
         link.release(held.stream);
         let (worker, request, attempt) = (link.info.key, held.record.key, held.attempt);
         grant_step!(reply_to(&failure), link.info.id, id = held.request_id);
-        held.exchange().detach(attempt);
+        held.response().detach(attempt);
         self.handle(&mut state, Event::AttemptFailed { worker, request, attempt, failure });
     }
 

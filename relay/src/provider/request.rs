@@ -1,4 +1,10 @@
-//! One client request outside of the core: the data to send, the exchange of its response, and its progress.
+//! One client request outside of the core: the data to send, the pipe of its response, and its progress.
+//!
+//! A request has five types: [`RequestRecord`] is what the client sent, and the ticket (`clients/ticket.rs`)
+//! is its client's hold on it, which cancels it when dropped. The dispatch core gets a [`NewRequest`](crate::dispatch::NewRequest)
+//! and keeps its state in a type of its own. A worker gets a [`Request`]. Each dispatch is an
+//! [`Attempt`](crate::provider::worker::link::Attempt) on one worker's link, and the response comes back through a
+//! [`ResponsePipe`].
 
 mod estimate;
 mod trace;
@@ -18,7 +24,7 @@ use modelrelay_protocol::paths::Endpoint;
 use crate::dispatch::{Class, Decision, RequestKey};
 #[cfg(test)]
 use crate::net::budget::Budget;
-use crate::provider::exchange::Exchange;
+use crate::provider::response::ResponsePipe;
 
 /// The most that an old worker's envelope adds to the body: path, ids and at most 32 KiB of headers, escaped.
 const ENVELOPE_BYTES: usize = 128 << 10;
@@ -68,8 +74,8 @@ pub struct RequestRecord {
     pub trace: Option<Arc<RequestTrace>>,
     /// Why only a `core1` worker can handle it, if so.
     pub needs_core1: Option<NeedsCore1>,
-    /// The exchange of its response.
-    pub exchange: Arc<Exchange>,
+    /// The pipe of its response.
+    pub response: Arc<ResponsePipe>,
     /// Its progress so far.
     pub progress: Mutex<Progress>,
 }
@@ -233,7 +239,7 @@ impl RequestRecord {
             arrived: SystemTime::now(),
             trace: None,
             needs_core1: None,
-            exchange: Exchange::new(budget, 1 << 20, 1 << 20),
+            response: ResponsePipe::new(budget, 1 << 20, 1 << 20),
             progress: Mutex::default(),
         })
     }

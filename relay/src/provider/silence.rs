@@ -10,8 +10,8 @@ use tracing::warn;
 
 use super::{Provider, ProviderCore};
 use crate::dispatch::{CancelReason, Event};
-use crate::provider::exchange::{Detached, Party};
 use crate::provider::request::RequestRecord;
+use crate::provider::response::{Detached, Party};
 
 /// The longest check interval: a response ends at most an eighth of its limit too late, and no later than this.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
@@ -36,7 +36,7 @@ impl Provider {
             self.move_unbegun(&mut state, limit, now);
         }
         let limit = config.stream_idle_timeout;
-        let still = |record: &RequestRecord| record.exchange.standstill(now).filter(|still| still.time >= limit);
+        let still = |record: &RequestRecord| record.response.standstill(now).filter(|still| still.time >= limit);
         let mut silent: Vec<_> =
             state.requests.iter().filter_map(|(key, record)| Some((*key, still(record)?.party))).collect();
         silent.sort_unstable_by_key(|(key, _)| *key);
@@ -46,7 +46,7 @@ impl Provider {
             let (request_id, message) = (&record.id, error.message());
             let worker = record.progress().worker.clone();
             warn!(request_id, provider = %self.name, worker = worker.as_deref(), "{message}");
-            record.exchange.fail(error);
+            record.response.fail(error);
             self.cancel_in(&mut state, key, reason);
         }
     }
@@ -54,8 +54,8 @@ impl Provider {
     /// Moves requests whose responses have not begun within `limit` to workers that have room.
     fn move_unbegun(&self, state: &mut ProviderCore, limit: Duration, now: Instant) {
         let is_late = |record: &RequestRecord| {
-            let still = record.exchange.standstill(now);
-            still.is_some_and(|still| still.time >= limit) && !record.exchange.has_head()
+            let still = record.response.standstill(now);
+            still.is_some_and(|still| still.time >= limit) && !record.response.has_head()
         };
         let late = state.requests.iter().filter(|(_, record)| is_late(record));
         let mut late: Vec<_> = late.map(|(key, record)| (*key, Arc::clone(record))).collect();
@@ -63,7 +63,7 @@ impl Provider {
         for (key, record) in late {
             let Some(attempt) = state.core.can_move(key) else { continue };
             // The worker may begin to respond at this moment.
-            if record.exchange.detach(attempt) == Detached::Unbegun {
+            if record.response.detach(attempt) == Detached::Unbegun {
                 self.handle(state, Event::Silent { request: key });
             }
         }

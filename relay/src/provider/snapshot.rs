@@ -32,7 +32,7 @@ impl LiveRequest {
     pub fn stage(&self) -> &'static str {
         match self.place {
             Some(RequestPlace::Queued) => "queued",
-            Some(RequestPlace::Running { .. }) if self.record.exchange.has_head() => "streaming",
+            Some(RequestPlace::Running { .. }) if self.record.response.has_head() => "streaming",
             Some(RequestPlace::Running { .. }) => "dispatched",
             None => "ending",
         }

@@ -2,8 +2,8 @@
 
 use modelrelay_protocol::paths::Endpoint;
 
-use crate::provider::exchange::Received;
 use crate::provider::request::{Progress, input_estimate, output_estimate};
+use crate::provider::response::Received;
 use crate::telemetry::metrics::Outcome;
 use crate::telemetry::usage::{RequestCounts, UsageSums};
 

@@ -4,7 +4,7 @@ use modelrelay_protocol::paths::Endpoint;
 
 use super::RequestRecord;
 use crate::dispatch::{TOKEN_BYTES, TokenUsage};
-use crate::provider::exchange::Received;
+use crate::provider::response::Received;
 
 /// The estimated tokens of a request's body of this size. Sound and pictures are no text, and to count tokens costs
 /// none.
@@ -36,7 +36,7 @@ impl RequestRecord {
         if let Some(tokens) = self.progress().token_counts {
             return Some(TokenUsage { input: tokens.prompt_tokens, output: tokens.completion_tokens });
         }
-        let received = self.exchange.received();
+        let received = self.response.received();
         let output = output_estimate(self.endpoint, &received);
         let is_generated = output > 0 && !received.is_error() && !self.is_stored;
         is_generated.then(|| TokenUsage::estimated(self.body_bytes, output))

@@ -1,6 +1,6 @@
 //! One worker's connection, as the rest of the relay sees it: its outgoing messages and its requests.
 //!
-//! The link owns the map from its own streams and request ids to exchanges. A reply to a request that this worker does
+//! The link owns the map from its own streams and request ids to attempts. A reply to a request that this worker does
 //! not hold finds no entry there, so it cannot reach any client; and a chunk needs no lock that is shared with another
 //! worker.
 
@@ -26,8 +26,8 @@ use prometheus::IntCounter;
 use tokio::sync::Notify;
 
 use crate::dispatch::{CancelReason, Class, RequestKey};
-use crate::provider::exchange::{CreditTarget, Exchange};
 use crate::provider::request::RequestRecord;
+use crate::provider::response::{CreditTarget, ResponsePipe};
 use crate::provider::worker::close::Close;
 use crate::system::ids;
 
@@ -44,7 +44,7 @@ const SHORTEST_ROUND_TRIP: Duration = Duration::from_millis(1);
 
 /// A request that this worker holds.
 #[derive(Clone)]
-pub struct InFlight {
+pub struct Attempt {
     /// The request.
     pub record: Arc<RequestRecord>,
     /// The attempt.
@@ -58,10 +58,10 @@ pub struct InFlight {
     pub(in crate::provider) request_id: Arc<str>,
 }
 
-impl InFlight {
-    /// The exchange of its response.
-    pub fn exchange(&self) -> &Exchange {
-        &self.record.exchange
+impl Attempt {
+    /// The pipe of its response.
+    pub fn response(&self) -> &ResponsePipe {
+        &self.record.response
     }
 }
 
@@ -79,7 +79,7 @@ pub struct WorkerLink {
 
 struct LinkState {
     outbox: Outbox,
-    held: HashMap<u32, InFlight>,
+    held: HashMap<u32, Attempt>,
     by_request_id: HashMap<Arc<str>, u32>,
     by_key: HashMap<RequestKey, u32>,
     next_stream: u32,
@@ -170,7 +170,7 @@ impl WorkerLink {
         state.next_stream = stream.saturating_add(1);
         let request_id: Arc<str> = ids::wire_id(&record.id).into();
         grant_step!("sends", self.info.id, id = request_id);
-        let held = InFlight {
+        let held = Attempt {
             record: Arc::clone(record),
             attempt,
             stream,
@@ -186,14 +186,14 @@ impl WorkerLink {
             let announced = (window != ANSWER_WINDOW_BYTES).then_some(window);
             let flow = ReceiveWindow::new(window, self.info.max_unread_bytes.max(window));
             let flow = flow.with_round_trip(state.round_trip.max(SHORTEST_ROUND_TRIP));
-            record.exchange.begin(attempt, Some((flow, CreditTarget { link: Arc::clone(self), stream })));
+            record.response.begin(attempt, Some((flow, CreditTarget { link: Arc::clone(self), stream })));
             let conversation = record.conversation.filter(|_| self.info.homes1);
             let class = if self.info.slots1 { class } else { Class::default() };
             let text = record.core1_text(&request_id, stream, announced, (conversation, class));
             let body = record.body.clone();
             state.outbox.push_request(stream, &request_id, text, body, self.info.request_window);
         } else {
-            record.exchange.begin(attempt, None);
+            record.response.begin(attempt, None);
             let text = record.seed_text(&request_id);
             state.outbox.push_request(stream, &request_id, text, bytes::Bytes::new(), 0);
         }
@@ -215,13 +215,13 @@ impl WorkerLink {
     }
 
     /// Returns the request of this id, if this worker holds it.
-    pub fn held(&self, request_id: &str) -> Option<InFlight> {
+    pub fn held(&self, request_id: &str) -> Option<Attempt> {
         let state = self.lock();
         state.by_request_id.get(request_id).and_then(|stream| state.held.get(stream)).cloned()
     }
 
     /// Returns the request of this stream, if this worker holds it.
-    pub fn held_stream(&self, stream: u32) -> Option<InFlight> {
+    pub fn held_stream(&self, stream: u32) -> Option<Attempt> {
         self.lock().held.get(&stream).cloned()
     }
 
@@ -238,7 +238,7 @@ impl WorkerLink {
     }
 
     /// Releases a request that the worker has completed or failed; waiting bytes of its body are dropped.
-    pub fn release(&self, stream: u32) -> Option<InFlight> {
+    pub fn release(&self, stream: u32) -> Option<Attempt> {
         let mut state = self.lock();
         let held = state.forget(stream)?;
         state.outbox.discard(stream);
@@ -247,7 +247,7 @@ impl WorkerLink {
 
     /// Releases all requests of a worker whose socket is closed or about to close. Their waiting bytes are dropped,
     /// because an older link that still writes must not begin requests that were given to other workers.
-    pub fn release_all(&self) -> Vec<InFlight> {
+    pub fn release_all(&self) -> Vec<Attempt> {
         let mut state = self.lock();
         state.by_request_id.clear();
         state.by_key.clear();
@@ -260,7 +260,7 @@ impl WorkerLink {
     }
 
     /// Revokes the requests that were not written yet.
-    pub fn take_unwritten(&self) -> Vec<InFlight> {
+    pub fn take_unwritten(&self) -> Vec<Attempt> {
         let mut state = self.lock();
         let unwritten = state.outbox.take_unwritten_requests();
         unwritten.into_iter().filter_map(|(stream, _)| state.forget(stream)).collect()
@@ -472,7 +472,7 @@ impl WorkerLink {
 }
 
 impl LinkState {
-    fn forget(&mut self, stream: u32) -> Option<InFlight> {
+    fn forget(&mut self, stream: u32) -> Option<Attempt> {
         let held = self.held.remove(&stream)?;
         self.by_request_id.remove(&held.request_id);
         self.by_key.remove(&held.record.key);

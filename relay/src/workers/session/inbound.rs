@@ -22,8 +22,8 @@ use crate::dispatch::{AttemptFailure, CancelReason, FailureReport, Grant, LoadFa
 use crate::net::budget::Full;
 use crate::provider::Provider;
 use crate::provider::affinity::Origin;
-use crate::provider::exchange::{Head, Hold, PushError};
-use crate::provider::worker::link::{InFlight, WorkerLink};
+use crate::provider::response::{Head, Hold, PushError};
+use crate::provider::worker::link::{Attempt, WorkerLink};
 use crate::provider::worker::register;
 use crate::system::unix_time::unix_millis;
 
@@ -98,7 +98,7 @@ pub(super) fn handle_binary(provider: &Arc<Provider>, link: &Arc<WorkerLink>, by
         return Ok(());
     };
     let begins = !held.begun && is_answer(held.record.is_streaming, &piece.payload);
-    match held.exchange().push_piece(held.attempt, piece.payload) {
+    match held.response().push_piece(held.attempt, piece.payload) {
         Ok(()) if begins => provider.begun(link, &held),
         Ok(()) => {}
         Err(error) => push_failed(provider, link, &held, error),
@@ -113,7 +113,7 @@ fn is_answer(is_streaming: bool, bytes: &[u8]) -> bool {
     !bytes.is_empty() && !is_comment
 }
 
-fn known(link: &WorkerLink, request_id: &str) -> Option<InFlight> {
+fn known(link: &WorkerLink, request_id: &str) -> Option<Attempt> {
     let held = link.held(request_id);
     if held.is_none() {
         // Late, or never this worker's: in either case no client waits for it.
@@ -130,10 +130,10 @@ fn response_start(provider: &Provider, link: &WorkerLink, start: ResponseStart) 
     }
 }
 
-fn begin(provider: &Provider, link: &WorkerLink, held: &InFlight, head: Head) -> bool {
+fn begin(provider: &Provider, link: &WorkerLink, held: &Attempt, head: Head) -> bool {
     // Marked first: once the client may have the head, a lost worker must not lead to a second response.
     link.mark_started(held.stream);
-    let pushed = held.exchange().push_head(held.attempt, head);
+    let pushed = held.response().push_head(held.attempt, head);
     provider.shared.progress.notify_waiters();
     if let Err(error) = pushed {
         push_failed(provider, link, held, error);
@@ -141,7 +141,7 @@ fn begin(provider: &Provider, link: &WorkerLink, held: &InFlight, head: Head) ->
     pushed.is_ok()
 }
 
-fn response_chunk(provider: &Arc<Provider>, link: &Arc<WorkerLink>, held: &InFlight, chunk: Bytes) {
+fn response_chunk(provider: &Arc<Provider>, link: &Arc<WorkerLink>, held: &Attempt, chunk: Bytes) {
     if !held.begun && is_answer(held.record.is_streaming, &chunk) {
         provider.begun(link, held);
     }
@@ -153,7 +153,7 @@ fn response_chunk(provider: &Arc<Provider>, link: &Arc<WorkerLink>, held: &InFli
     if !held.started && !begin(provider, link, held, stream_head()) {
         return;
     }
-    if let Err(error) = held.exchange().push_uncredited(held.attempt, chunk) {
+    if let Err(error) = held.response().push_uncredited(held.attempt, chunk) {
         push_failed(provider, link, held, error);
     }
 }
@@ -165,20 +165,20 @@ fn stream_head() -> Head {
     Head { status: StatusCode::OK, headers, content_length: None }
 }
 
-fn mark_begun(provider: &Provider, link: &WorkerLink, held: &InFlight) {
+fn mark_begun(provider: &Provider, link: &WorkerLink, held: &Attempt) {
     link.mark_started(held.stream);
     provider.shared.progress.notify_waiters();
 }
 
 /// Passes an event stream on, and holds other bytes until their status arrives.
-fn hold(provider: &Arc<Provider>, link: &Arc<WorkerLink>, held: &InFlight, chunk: &Bytes) {
-    match held.exchange().hold(held.attempt, chunk, stream_head()) {
+fn hold(provider: &Arc<Provider>, link: &Arc<WorkerLink>, held: &Attempt, chunk: &Bytes) {
+    match held.response().hold(held.attempt, chunk, stream_head()) {
         Ok(Hold::Passed) => mark_begun(provider, link, held),
         Ok(Hold::First) => {
             let (provider, link, held) = (Arc::clone(provider), Arc::clone(link), held.clone());
             tokio::spawn(async move {
                 tokio::time::sleep(STATUS_PATIENCE).await;
-                if held.exchange().pass_held(held.attempt, stream_head()) {
+                if held.response().pass_held(held.attempt, stream_head()) {
                     mark_begun(&provider, &link, &held);
                 }
             });
@@ -192,13 +192,13 @@ fn response_complete(provider: &Arc<Provider>, link: &WorkerLink, mut complete: 
     let Some(held) = known(link, &complete.request_id) else { return };
     if !link.info.core1 {
         let status = complete.status_code.unwrap_or(200);
-        if let Some(sent) = held.exchange().take_held(held.attempt) {
+        if let Some(sent) = held.response().take_held(held.attempt) {
             if !answer_whole(provider, link, &held, &mut complete, sent) {
                 return;
             }
         } else if status >= 400 {
             let message = format!("the backend returned {status} after its stream had begun");
-            held.exchange().fail(ApiError::new(ErrorKind::Worker("backend_error".into()), message));
+            held.response().fail(ApiError::new(ErrorKind::Worker("backend_error".into()), message));
             return provider.completed(link, &held);
         }
     }
@@ -216,7 +216,7 @@ fn response_complete(provider: &Arc<Provider>, link: &WorkerLink, mut complete: 
         let is_alive = |owner: &Origin| provider.worker_of_instance(&owner.instance).is_some();
         provider.shared.affinity.remember(&id, origin, Instant::now(), is_alive);
     }
-    match held.exchange().finish(held.attempt) {
+    match held.response().finish(held.attempt) {
         Ok(()) | Err(PushError::Stale) => provider.completed(link, &held),
         Err(error) => push_failed(provider, link, &held, error),
     }
@@ -227,7 +227,7 @@ fn response_complete(provider: &Arc<Provider>, link: &WorkerLink, mut complete: 
 fn answer_whole(
     provider: &Provider,
     link: &WorkerLink,
-    held: &InFlight,
+    held: &Attempt,
     complete: &mut ResponseComplete,
     sent: Bytes,
 ) -> bool {
@@ -250,7 +250,7 @@ fn answer_whole(
     if !begin(provider, link, held, head) {
         return false;
     }
-    let pushed = held.exchange().push_whole(held.attempt, body);
+    let pushed = held.response().push_whole(held.attempt, body);
     if let Err(error) = pushed {
         push_failed(provider, link, held, error);
     }
@@ -258,7 +258,7 @@ fn answer_whole(
 }
 
 /// Ends a response that cannot continue. The client is notified first, then the worker, whose slot becomes free.
-fn push_failed(provider: &Provider, link: &WorkerLink, held: &InFlight, error: PushError) {
+fn push_failed(provider: &Provider, link: &WorkerLink, held: &Attempt, error: PushError) {
     let (reason, error) = match error {
         PushError::Stale => return,
         PushError::Broken(what) => {
@@ -276,7 +276,7 @@ fn push_failed(provider: &Provider, link: &WorkerLink, held: &InFlight, error: P
         }
         PushError::NoMemory => (CancelReason::NoMemory, Full::Budget.into()),
     };
-    held.exchange().fail(error);
+    held.response().fail(error);
     provider.cancel(held.record.key, reason);
 }
 
@@ -301,7 +301,7 @@ fn worker_error(provider: &Provider, link: &WorkerLink, error: WorkerError) {
     debug!(request_id = held.record.id, worker = %link.info.name, code, message, "worker failed a request");
     if held.started {
         let error = ApiError::new(ErrorKind::of_worker(&code), message);
-        held.exchange().fail(error.with_worker_retry_after(retry_after));
+        held.response().fail(error.with_worker_retry_after(retry_after));
         provider.completed(link, &held);
     } else {
         provider.attempt_failed(link, &held, failure(FailureReport { code, message }, retry_after));

@@ -9,7 +9,7 @@ use std::sync::MutexGuard;
 use bytes::{Bytes, BytesMut};
 use modelrelay_protocol::event_stream;
 
-use super::{Exchange, ExchangeState, Head, HeadState, PushError};
+use super::{Head, HeadState, PipeState, PushError, ResponsePipe};
 use crate::net::budget::{Purpose, Reservation};
 
 /// The number of bytes that are held of one response, more than any error has.
@@ -25,7 +25,7 @@ pub(super) struct HeldBytes {
 
 impl HeldBytes {
     /// True if the response must begin with these bytes: they are an event stream, or cannot be held.
-    fn must_pass(&mut self, exchange: &Exchange) -> bool {
+    fn must_pass(&mut self, response: &ResponsePipe) -> bool {
         let len = self.bytes.len();
         if len > MAX_HELD_BYTES || event_stream::begins_with(&self.bytes) == Some(true) {
             return true;
@@ -33,7 +33,7 @@ impl HeldBytes {
         match &mut self.reservation {
             Some(reservation) => reservation.grow(len as u64 - reservation.bytes(), Purpose::Bulk).is_err(),
             none @ None => {
-                *none = exchange.budget.reserve(len as u64, Purpose::Bulk);
+                *none = response.budget.reserve(len as u64, Purpose::Bulk);
                 none.is_none()
             }
         }
@@ -51,7 +51,7 @@ pub enum Hold {
     Passed,
 }
 
-impl Exchange {
+impl ResponsePipe {
     /// Pushes a piece of a response without a head. If it is an event stream, the response begins with `head`.
     pub fn hold(&self, attempt: u32, bytes: &Bytes, head: Head) -> Result<Hold, PushError> {
         let mut state = self.current(attempt)?;
@@ -86,7 +86,7 @@ impl Exchange {
         }
     }
 
-    fn pass(&self, mut state: MutexGuard<'_, ExchangeState>, held: HeldBytes, head: Head) -> Result<(), PushError> {
+    fn pass(&self, mut state: MutexGuard<'_, PipeState>, held: HeldBytes, head: Head) -> Result<(), PushError> {
         // From here on the bytes are counted as unread.
         drop(held.reservation);
         self.give_head(&mut state, head)?;
@@ -121,59 +121,59 @@ impl HeadState {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{all, exchange, head};
+    use super::super::tests::{all, head, response};
     use super::*;
 
-    fn hold(exchange: &Exchange, piece: &str) -> Result<Hold, PushError> {
-        exchange.hold(1, &Bytes::copy_from_slice(piece.as_bytes()), head(None))
+    fn hold(response: &ResponsePipe, piece: &str) -> Result<Hold, PushError> {
+        response.hold(1, &Bytes::copy_from_slice(piece.as_bytes()), head(None))
     }
 
     #[test]
     fn event_stream_passes_once_recognised() {
-        let exchange = exchange();
-        assert_eq!(hold(&exchange, "da"), Ok(Hold::First));
-        assert!(!exchange.has_head());
-        assert_eq!(hold(&exchange, "ta: 1\n"), Ok(Hold::Passed));
-        assert_eq!(hold(&exchange, "{}"), Ok(Hold::Passed));
-        assert!(exchange.has_head() && exchange.take_held(1).is_none());
-        assert_eq!((all(&exchange).0, exchange.budget.used()), (b"data: 1\n{}".to_vec(), 0));
+        let response = response();
+        assert_eq!(hold(&response, "da"), Ok(Hold::First));
+        assert!(!response.has_head());
+        assert_eq!(hold(&response, "ta: 1\n"), Ok(Hold::Passed));
+        assert_eq!(hold(&response, "{}"), Ok(Hold::Passed));
+        assert!(response.has_head() && response.take_held(1).is_none());
+        assert_eq!((all(&response).0, response.budget.used()), (b"data: 1\n{}".to_vec(), 0));
     }
 
     #[test]
     fn other_bytes_are_held_and_counted_until_taken() {
-        let exchange = exchange();
-        assert_eq!((hold(&exchange, "{\"e"), hold(&exchange, "\"}")), (Ok(Hold::First), Ok(Hold::Further)));
-        assert_eq!((all(&exchange).0.len(), exchange.budget.used()), (0, 5));
-        assert_eq!(exchange.take_held(1).as_deref(), Some(&b"{\"e\"}"[..]));
-        assert_eq!((exchange.take_held(1), exchange.budget.used()), (Some(Bytes::new()), 0));
+        let response = response();
+        assert_eq!((hold(&response, "{\"e"), hold(&response, "\"}")), (Ok(Hold::First), Ok(Hold::Further)));
+        assert_eq!((all(&response).0.len(), response.budget.used()), (0, 5));
+        assert_eq!(response.take_held(1).as_deref(), Some(&b"{\"e\"}"[..]));
+        assert_eq!((response.take_held(1), response.budget.used()), (Some(Bytes::new()), 0));
     }
 
     #[test]
     fn held_bytes_pass_at_timeout_or_full_budget() {
-        let exchange = exchange();
-        assert!(!exchange.pass_held(1, head(None)), "nothing is held");
-        assert_eq!(hold(&exchange, "{"), Ok(Hold::First));
-        assert!(exchange.pass_held(1, head(None)) && !exchange.pass_held(1, head(None)));
-        assert_eq!(all(&exchange).0, b"{");
+        let response = response();
+        assert!(!response.pass_held(1, head(None)), "nothing is held");
+        assert_eq!(hold(&response, "{"), Ok(Hold::First));
+        assert!(response.pass_held(1, head(None)) && !response.pass_held(1, head(None)));
+        assert_eq!(all(&response).0, b"{");
         let budget = crate::net::budget::Budget::new(16);
         let _others = budget.reserve(14, Purpose::Bulk).unwrap();
-        let full = Exchange::new(budget, 1 << 20, 1 << 20);
+        let full = ResponsePipe::new(budget, 1 << 20, 1 << 20);
         full.begin(1, None);
         assert_eq!(hold(&full, "{}"), Ok(Hold::Passed), "no room to hold them in");
-        let exchange = Exchange::new(crate::net::budget::Budget::new(1 << 20), 1 << 20, 1 << 20);
-        exchange.begin(1, None);
-        assert_eq!(hold(&exchange, &"x".repeat(MAX_HELD_BYTES)), Ok(Hold::First));
-        assert_eq!(hold(&exchange, "x"), Ok(Hold::Passed), "longer than an error");
+        let response = ResponsePipe::new(crate::net::budget::Budget::new(1 << 20), 1 << 20, 1 << 20);
+        response.begin(1, None);
+        assert_eq!(hold(&response, &"x".repeat(MAX_HELD_BYTES)), Ok(Hold::First));
+        assert_eq!(hold(&response, "x"), Ok(Hold::Passed), "longer than an error");
     }
 
     #[test]
     fn lost_attempt_discards_held_bytes() {
-        let exchange = exchange();
-        assert_eq!(hold(&exchange, "{"), Ok(Hold::First));
-        assert_eq!(exchange.detach(1), super::super::Detached::Unbegun);
-        assert_eq!(exchange.budget.used(), 0);
-        exchange.begin(2, None);
-        assert_eq!(hold(&exchange, "{"), Err(PushError::Stale));
-        assert_eq!(exchange.take_held(2), Some(Bytes::new()));
+        let response = response();
+        assert_eq!(hold(&response, "{"), Ok(Hold::First));
+        assert_eq!(response.detach(1), super::super::Detached::Unbegun);
+        assert_eq!(response.budget.used(), 0);
+        response.begin(2, None);
+        assert_eq!(hold(&response, "{"), Err(PushError::Stale));
+        assert_eq!(response.take_held(2), Some(Bytes::new()));
     }
 }

@@ -111,7 +111,7 @@ pub enum PushError {
 pub enum Detached {
     /// The client has received nothing: the request may be sent again.
     Unbegun,
-    /// The head was handed over, or the exchange has ended: the request is never sent again.
+    /// The head was handed over, or the pipe has ended: the request is never sent again.
     Begun,
 }
 
@@ -143,21 +143,21 @@ pub struct CreditTarget {
 }
 
 /// One client's response.
-pub struct Exchange {
+pub struct ResponsePipe {
     budget: Arc<Budget>,
     max_stream_bytes: u64,
     max_unread_bytes: u64,
-    state: Mutex<ExchangeState>,
+    state: Mutex<PipeState>,
 }
 
 #[derive(Default)]
-struct ExchangeState {
+struct PipeState {
     attempt: u32,
     head: HeadState,
     chunks: VecDeque<Bytes>,
     tail: BytesMut,
     unread: u64,
-    /// The head's bytes in the budget, until the exchange is over: the connection keeps the head until it is written.
+    /// The head's bytes in the budget, until the pipe has ended: the connection keeps the head until it is written.
     head_bytes: u64,
     status: Option<StatusCode>,
     received: u64,
@@ -184,8 +184,8 @@ enum HeadState {
     Taken,
 }
 
-impl Exchange {
-    /// Creates an exchange for which no worker has been chosen yet.
+impl ResponsePipe {
+    /// Creates a pipe for which no worker has been chosen yet.
     pub fn new(budget: Arc<Budget>, max_stream_bytes: u64, max_unread_bytes: u64) -> Arc<Self> {
         Arc::new(Self { budget, max_stream_bytes, max_unread_bytes, state: Mutex::default() })
     }
@@ -226,7 +226,7 @@ impl Exchange {
         Ok(())
     }
 
-    fn give_head(&self, state: &mut ExchangeState, head: Head) -> Result<(), PushError> {
+    fn give_head(&self, state: &mut PipeState, head: Head) -> Result<(), PushError> {
         let bytes = head.bytes();
         if !self.budget.take_unread(bytes, purpose(state, bytes)) {
             return Err(PushError::NoMemory);
@@ -285,7 +285,7 @@ impl Exchange {
         Ok(())
     }
 
-    /// Ends the exchange with an error of the relay. Only the first end has an effect.
+    /// Ends the pipe with an error of the relay. Only the first end has an effect.
     pub fn fail(&self, error: ApiError) {
         let mut state = self.lock();
         state.attempt = 0;
@@ -296,7 +296,7 @@ impl Exchange {
         wake(state);
     }
 
-    /// Closes the exchange after the client disconnected: later pushes are rejected, and unread bytes are dropped.
+    /// Closes the pipe after the client disconnected: later pushes are rejected, and unread bytes are dropped.
     pub fn close(&self) {
         let mut state = self.lock();
         state.closed = true;
@@ -319,7 +319,7 @@ impl Exchange {
         Some(Standstill { time: now.saturating_duration_since(moved_at), party })
     }
 
-    /// Returns how the exchange ended.
+    /// Returns how the pipe ended.
     pub fn end(&self) -> Option<Result<(), ApiError>> {
         self.lock().end.clone()
     }
@@ -393,13 +393,13 @@ impl Exchange {
         }
     }
 
-    fn current(&self, attempt: u32) -> Result<MutexGuard<'_, ExchangeState>, PushError> {
+    fn current(&self, attempt: u32) -> Result<MutexGuard<'_, PipeState>, PushError> {
         let state = self.lock();
         let current = attempt != 0 && state.attempt == attempt && state.end.is_none() && !state.closed;
         current.then_some(state).ok_or(PushError::Stale)
     }
 
-    fn take_bytes(&self, mut state: MutexGuard<'_, ExchangeState>, bytes: Bytes) -> Result<(), PushError> {
+    fn take_bytes(&self, mut state: MutexGuard<'_, PipeState>, bytes: Bytes) -> Result<(), PushError> {
         let len = bytes.len() as u64;
         let received = state.received + len;
         if state.expected.is_some_and(|expected| received > expected) {
@@ -426,29 +426,29 @@ impl Exchange {
         Ok(())
     }
 
-    fn give_back(&self, state: &mut ExchangeState) {
+    fn give_back(&self, state: &mut PipeState) {
         let bytes = std::mem::take(&mut state.unread) + std::mem::take(&mut state.head_bytes);
         self.budget.give_back_unread(bytes);
     }
 
     /// Guards one response; held for moments, never over an await.
-    fn lock(&self) -> MutexGuard<'_, ExchangeState> {
+    fn lock(&self) -> MutexGuard<'_, PipeState> {
         self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 }
 
-impl Drop for Exchange {
+impl Drop for ResponsePipe {
     fn drop(&mut self) {
         self.give_back(&mut self.lock());
     }
 }
 
 /// The purpose of the memory for the next bytes.
-fn purpose(state: &ExchangeState, bytes: u64) -> Purpose {
+fn purpose(state: &PipeState, bytes: u64) -> Purpose {
     if state.unread == 0 && bytes <= PASSING_BYTES { Purpose::Passing } else { Purpose::Bulk }
 }
 
-fn store(state: &mut ExchangeState, bytes: Bytes) {
+fn store(state: &mut PipeState, bytes: Bytes) {
     state.unread += bytes.len() as u64;
     let backlog = !state.chunks.is_empty() || !state.tail.is_empty();
     let small = backlog && bytes.len() < COALESCE_BYTES;
@@ -465,11 +465,11 @@ fn store(state: &mut ExchangeState, bytes: Bytes) {
     }
 }
 
-fn holds_only_the_last(state: &ExchangeState) -> bool {
+fn holds_only_the_last(state: &PipeState) -> bool {
     state.expected == Some(state.received) && state.chunks.len() + usize::from(!state.tail.is_empty()) == 1
 }
 
-fn next_chunk(state: &mut ExchangeState) -> Option<Bytes> {
+fn next_chunk(state: &mut PipeState) -> Option<Bytes> {
     if let Some(chunk) = state.chunks.pop_front() {
         return Some(chunk);
     }
@@ -478,7 +478,7 @@ fn next_chunk(state: &mut ExchangeState) -> Option<Bytes> {
     (!state.tail.is_empty()).then(|| std::mem::take(&mut state.tail).freeze())
 }
 
-fn wake(mut state: MutexGuard<'_, ExchangeState>) {
+fn wake(mut state: MutexGuard<'_, PipeState>) {
     let waker = state.waker.take();
     drop(state);
     if let Some(waker) = waker {

@@ -78,7 +78,6 @@ cluster-down: ## Stop and remove that cluster
 
 generate: ## Write the CRDs and their reference from the Rust types, the files made from the chart, and the documentation's tables
 	cargo build --quiet --locked -p modelrelay-operator -p modelrelay-relay -p modelrelay-worker -p modelrelay-all-in-one
-	target/debug/modelrelay-operator crds --write crds
 	target/debug/modelrelay-operator crds --write charts/modelrelay/files/crds
 	target/debug/modelrelay-operator crds --reference > docs/reference/resources.md
 	scripts/chart generate

@@ -31,7 +31,7 @@ pub const GROUP: &str = "modelrelay.io";
 /// The only version of both kinds.
 pub const VERSION: &str = "v1alpha1";
 
-/// Returns each CRD as YAML, with the name of its file in `crds/`.
+/// Returns each CRD as YAML, with the name of its file in the chart, to which `crds/` has a link.
 pub fn generate() -> Vec<(&'static str, String)> {
     let yaml = |crd: k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition| {
         let text = serde_yaml::to_string(&schema::finish(&crd)).unwrap_or_default();

@@ -73,7 +73,7 @@ def test_installation_leaves_out_foreign_definitions(program, tmp_path):
 
 
 def test_every_file_keeps_definitions():
-    for folder in ["crds", "charts/modelrelay/files/crds", "deploy/kustomize/base"]:
+    for folder in ["crds", "deploy/kustomize/base"]:
         files = [thing for path in (chart.ROOT / folder).glob("*.yaml") for thing in chart.load_all(path.read_text())]
         found = chart.of_kind(files, "CustomResourceDefinition")
         assert sorted(thing["metadata"]["name"] for thing in found) == NAMES, folder

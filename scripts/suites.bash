@@ -122,9 +122,9 @@ run_tests() {
 BLACK_BOXES='package(modelrelay-contract) | package(modelrelay-backends)'
 # Random histories of the two pure cores, and of a slot with its driver; every history of small worlds; whole fleets, queues
 # of a hundred thousand requests; figures of the multiplexer's policy. Seconds of processor time each.
-LONG='test(/dispatch::tests::(history|scale|swaps)::/)
+LONG='test(/dispatch::tests::(history|scale)::/)
   | (package(modelrelay-multiplexer) & test(/^(machine::tests::history|actor::tests::world)/))
-  | (package(modelrelay-bench) & binary(figures))'
+  | (package(modelrelay-bench) & binary(/^(figures|fleets)$/))'
 
 suite_unit() {
   run_tests unit -E "not ($BLACK_BOXES | $LONG)" && linting_cargo test --workspace "${MORE[@]/#/--exclude=}" --doc --locked --quiet

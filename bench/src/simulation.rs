@@ -5,12 +5,14 @@
 //! network, no prefill, and no cache that is lost with a swap.
 //!
 //! The rivals in [`rivals`] are implemented here, as plainly as their rules are. The worker's policy is not: [`worker`]
-//! drives the slot machine that the worker runs.
+//! drives the slot machine that the worker runs. [`fleet`] also has the relay's dispatch core: one of each for figures,
+//! several for its tests.
 
+pub mod fleet;
 pub mod report;
 pub mod rivals;
 pub mod rng;
-pub mod shared;
+pub mod slot;
 pub mod worker;
 pub mod workload;
 
@@ -46,15 +48,19 @@ pub struct Job {
 /// Decides which requests run, and which model is loaded.
 pub trait Scheduler {
     /// Handles an arrived request. Appends the requests that begin now.
-    fn arrive(&mut self, id: JobId, model: ModelId, now: Time, begin: &mut Vec<JobId>);
-    /// Handles a completed request.
-    fn finish(&mut self, id: JobId, now: Time, begin: &mut Vec<JobId>);
+    fn arrive(&mut self, id: JobId, job: &Job, now: Time, begin: &mut Vec<JobId>);
+    /// Handles a response that has had its time. Returns false if it was interrupted before.
+    fn finish(&mut self, id: JobId, now: Time, begin: &mut Vec<JobId>) -> bool;
     /// Handles the timeout.
     fn tick(&mut self, now: Time, begin: &mut Vec<JobId>);
     /// The next timeout.
     fn next_timeout(&self) -> Option<Time>;
     /// Loads that were begun.
     fn loads(&self) -> u32;
+    /// True if responses can be lost after their end, so that their requests begin again.
+    fn loses_responses(&self) -> bool {
+        false
+    }
 }
 
 /// The results of one simulated run.
@@ -100,6 +106,9 @@ struct Run<'a> {
     jobs: Vec<Job>,
     arrived: Vec<Option<Time>>,
     began: Vec<Option<Time>>,
+    /// The end of each response that has begun; one that is interrupted begins again.
+    due: Vec<Option<Time>>,
+    ended: Vec<bool>,
     happenings: BinaryHeap<Reverse<(Time, Happening)>>,
     outcome: Outcome,
 }
@@ -111,6 +120,8 @@ pub fn run(workload: &mut dyn Workload, scheduler: &mut dyn Scheduler, length: D
         jobs: Vec::new(),
         arrived: Vec::new(),
         began: Vec::new(),
+        due: Vec::new(),
+        ended: Vec::new(),
         happenings: BinaryHeap::new(),
         outcome: Outcome::default(),
     };
@@ -129,6 +140,8 @@ impl Run<'_> {
         self.jobs.push(job);
         self.arrived.push(None);
         self.began.push(None);
+        self.due.push(None);
+        self.ended.push(false);
     }
 
     fn next(&self) -> Option<Time> {
@@ -143,23 +156,33 @@ impl Run<'_> {
             Some(Happening::Arrive(id)) => {
                 self.happenings.pop();
                 self.arrived[id] = Some(now);
-                self.scheduler.arrive(id, self.jobs[id].model, now, &mut begin);
+                self.scheduler.arrive(id, &self.jobs[id], now, &mut begin);
             }
             Some(Happening::Finish(id)) => {
                 self.happenings.pop();
-                self.outcome.done += 1;
-                self.outcome.ended = now;
-                self.outcome.models.entry(self.jobs[id].model).or_default().0 += 1;
-                self.scheduler.finish(id, now, &mut begin);
-                for (at, job) in workload.after(&self.jobs[id], now) {
-                    self.plan(at, job);
+                if self.due[id] == Some(now) && self.scheduler.finish(id, now, &mut begin) {
+                    self.finish(id, now, workload);
                 }
             }
             None => self.scheduler.tick(now, &mut begin),
         }
         for id in begin {
-            assert!(self.began[id].replace(now).is_none(), "request {id} began twice");
-            self.happenings.push(Reverse((now + self.jobs[id].service, Happening::Finish(id))));
+            assert!(!self.ended[id] || self.scheduler.loses_responses(), "request {id} began after its end");
+            let due = now + self.jobs[id].service;
+            (self.began[id], self.due[id]) = (Some(now), Some(due));
+            self.happenings.push(Reverse((due, Happening::Finish(id))));
+        }
+    }
+
+    fn finish(&mut self, id: JobId, now: Time, workload: &mut dyn Workload) {
+        if std::mem::replace(&mut self.ended[id], true) {
+            return;
+        }
+        self.outcome.done += 1;
+        self.outcome.ended = now;
+        self.outcome.models.entry(self.jobs[id].model).or_default().0 += 1;
+        for (at, job) in workload.after(&self.jobs[id], now) {
+            self.plan(at, job);
         }
     }
 

@@ -5,7 +5,8 @@ use std::time::Duration;
 use modelrelay_bench::simulation::report::{Keys, LENGTH, LOADS, Policy, SEEDS, one_key_beside_four};
 use modelrelay_bench::simulation::rivals::Rule;
 use modelrelay_bench::simulation::rng::Rng;
-use modelrelay_bench::simulation::worker::{Setup, WorkerSimulation};
+use modelrelay_bench::simulation::slot::Setup;
+use modelrelay_bench::simulation::worker::WorkerSimulation;
 use modelrelay_bench::simulation::workload::{Assistants, Busy, Kind, Planned, Workload};
 use modelrelay_bench::simulation::{Job, ModelId, Scheduler, Time, run};
 use modelrelay_multiplexer::config::{Knobs, Linger};
@@ -209,13 +210,14 @@ fn waiter_leaving_before_commit_point_causes_no_swap() {
     for relay in BOTH {
         let mut ours = start_worker(2, 3.0, relay);
         let mut begin = Vec::new();
-        ours.arrive(0, 0, secs(0.0), &mut begin);
+        let of = |model| job(0.0, model, 0.0).1;
+        ours.arrive(0, &of(0), secs(0.0), &mut begin);
         ours.tick(secs(3.0), &mut begin);
         assert_eq!(begin, [0]);
         // It waits, and when the quantum is over the gate closes for it.
-        ours.arrive(1, 1, secs(4.0), &mut begin);
+        ours.arrive(1, &of(1), secs(4.0), &mut begin);
         ours.tick(secs(28.0), &mut begin);
-        ours.arrive(2, 0, secs(29.0), &mut begin);
+        ours.arrive(2, &of(0), secs(29.0), &mut begin);
         assert_eq!(begin, [0], "the gate is closed: {relay:?}");
         ours.cancel(1, secs(30.0), &mut begin);
         assert_eq!(begin, [0, 2], "and open again");

@@ -6,10 +6,10 @@ use std::time::Duration;
 use modelrelay_multiplexer::config::Linger;
 use modelrelay_relay::dispatch::Class;
 
+use super::fleet::{Fleet, KEY};
 use super::rivals::{Rival, Rule};
 use super::rng::Rng;
-use super::shared::{KEY, SharedSimulation};
-use super::worker::Setup;
+use super::slot::Setup;
 use super::workload::{Busy, Kind, Saturated};
 use super::{Outcome, Scheduler, run};
 
@@ -146,7 +146,7 @@ impl Keys {
     pub fn simulate(self, load: Duration, seed: u64) -> (u32, Vec<Duration>) {
         let chat = KEY + 1;
         let mut clients = Saturated { busy: Busy { rng: Rng::new(seed), models: vec![0; 64] }, rare: chat };
-        let outcome = run(&mut clients, &mut SharedSimulation::start(2, load, DRAIN, self.classes()), LENGTH);
+        let outcome = run(&mut clients, &mut Fleet::with_keys(2, load, self.classes()), LENGTH);
         let mut waits = outcome.models.get(&chat).map(|(_, waits)| waits.clone()).unwrap_or_default();
         waits.sort_unstable();
         (outcome.done_of(0), waits)
@@ -181,7 +181,7 @@ pub fn one_key_beside_four(has_keys: bool, load: Duration, seed: u64) -> Vec<u32
     let models = (0..5).flat_map(|key| vec![model(key); 8]).collect();
     let mut clients = Busy { rng: Rng::new(seed), models };
     let classes = has_keys.then(|| vec![Class::Normal; 5]);
-    let outcome = run(&mut clients, &mut SharedSimulation::start(2, load, DRAIN, classes), LENGTH);
+    let outcome = run(&mut clients, &mut Fleet::with_keys(2, load, classes), LENGTH);
     (0..5).map(|key| outcome.done_of(model(key))).collect()
 }
 

@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use super::{JobId, ModelId, PLACES, Scheduler, Time};
+use super::{Job, JobId, ModelId, PLACES, Scheduler, Time};
 
 /// A rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,14 +81,15 @@ impl Rival {
 }
 
 impl Scheduler for Rival {
-    fn arrive(&mut self, id: JobId, model: ModelId, now: Time, begin: &mut Vec<JobId>) {
+    fn arrive(&mut self, id: JobId, &Job { model, .. }: &Job, now: Time, begin: &mut Vec<JobId>) {
         self.waiting.push_back(Waiter { id, model, admitted: false });
         self.settle(now, begin);
     }
 
-    fn finish(&mut self, _: JobId, now: Time, begin: &mut Vec<JobId>) {
+    fn finish(&mut self, _: JobId, now: Time, begin: &mut Vec<JobId>) -> bool {
         self.running -= 1;
         self.settle(now, begin);
+        true
     }
 
     fn tick(&mut self, now: Time, begin: &mut Vec<JobId>) {

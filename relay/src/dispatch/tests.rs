@@ -27,4 +27,3 @@ mod shares;
 mod silence;
 mod slots;
 mod snapshot;
-mod swaps;

@@ -2,6 +2,7 @@
 
 mod admit;
 mod by_hand;
+mod definitions;
 mod hpa;
 mod images;
 mod injection;

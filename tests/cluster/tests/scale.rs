@@ -1,7 +1,7 @@
 //! The operator with many Providers and pools: how long it takes until everything is reconciled, and the requests and
 //! the memory that it takes from then on. On a control plane of its own, without a node, so no container starts.
 
-mod control_plane;
+pub(crate) mod control_plane;
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -16,6 +16,11 @@ SERVICE_RANGE=10.213.0.0/16
 API_SERVICE_IP=10.213.0.1
 DNS_SERVICE_IP=10.213.0.10
 NODE_MARK=/run/modelrelay-cluster # names the folder of the only cluster that has a node on this machine
+SECOND_MARK=$NODE_MARK-second     # names the folder of the cluster that has the second node of this machine
+SECOND_NAME=$NODE_NAME-2
+SECOND_IP=10.212.255.2
+SUFFIX=""  # of the names of a node's processes and certificates
+cgroup=""  # the control group in which a kubelet creates those of its Pods; by default, the root
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 . "$here/../debian.bash"
@@ -29,7 +34,8 @@ etcd_port=$((port + 1))
 etcd_peer_port=$((port + 2))
 controllers_port=$((port + 3))
 scheduler_port=$((port + 4))
-containerd_socket=$run/containerd/containerd.sock
+node_dir=$run
+containerd_socket=$node_dir/containerd/containerd.sock
 
 say() { printf 'cluster: %s\n' "$*"; }
 

@@ -1,4 +1,5 @@
-# The node: containerd, kubelet, kube-proxy, and the links between them. Sourced by `up`.
+# A node: containerd, kubelet, kube-proxy, and the links between them. Sourced by `up`, and by `second`, which replaces
+# the names and ranges of common.bash.
 
 NODE_PACKAGES="containerd runc containernetworking-plugins iptables nftables iproute2"
 
@@ -37,11 +38,7 @@ cni_folder() {
 }
 
 start_containerd() {
-  mkdir -p "$run/containerd" "$run/cni"
-  write_containerd_config > "$run/containerd/config.toml"
-  write_network_config > "$run/cni/10-pods.conflist"
-  start containerd containerd --config "$run/containerd/config.toml"
-  await "containerd to answer" containerd 30 containerd_ctl version
+  run_containerd
   local image
   for image in pause coredns; do
     [ "$run/$image.tar" -nt "$bin/$image" ] ||
@@ -50,10 +47,23 @@ start_containerd() {
   done
 }
 
+run_containerd() {
+  mkdir -p "$node_dir/containerd" "$node_dir/cni"
+  write_containerd_config > "$node_dir/containerd/config.toml"
+  write_network_config > "$node_dir/cni/10-pods.conflist"
+  start "containerd$SUFFIX" containerd --config "$node_dir/containerd/config.toml"
+  await "containerd to answer" "containerd$SUFFIX" 30 containerd_ctl version
+}
+
+# ARGUMENTS: more of them, for the kubelet.
+start_kubelet() {
+  write_kubelet_config > "$node_dir/kubelet.yaml"
+  start "kubelet$SUFFIX" "$bin/kubelet" --config "$node_dir/kubelet.yaml" --kubeconfig "$run/pki/node$SUFFIX.kubeconfig" \
+    --hostname-override "$NODE_NAME" --node-ip "$NODE_IP" --root-dir "$node_dir/kubelet" --cert-dir "$node_dir/kubelet/pki" "$@"
+}
+
 start_node() {
-  write_kubelet_config > "$run/kubelet.yaml"
-  start kubelet "$bin/kubelet" --config "$run/kubelet.yaml" --kubeconfig "$run/pki/node.kubeconfig" \
-    --hostname-override "$NODE_NAME" --node-ip "$NODE_IP" --root-dir "$run/kubelet" --cert-dir "$run/kubelet/pki"
+  start_kubelet
   start proxy "$bin/kube-proxy" --kubeconfig "$run/pki/proxy.kubeconfig" --hostname-override "$NODE_NAME" \
     --proxy-mode nftables --cluster-cidr "$POD_RANGE" --conntrack-max-per-core 0 --healthz-bind-address 127.0.0.1:10256
 }
@@ -65,6 +75,10 @@ link_node() {
     die "cannot create the link $NODE_LINK"
   echo 1 > /proc/sys/net/ipv4/ip_forward
   echo 1 > /proc/sys/net/bridge/bridge-nf-call-iptables
+  accept_forwarded
+}
+
+accept_forwarded() {
   iptables -w -I FORWARD -i "$POD_BRIDGE" -j ACCEPT
   iptables -w -I FORWARD -o "$POD_BRIDGE" -j ACCEPT
 }
@@ -73,12 +87,12 @@ link_node() {
 write_containerd_config() {
   cat << END
 version = 2
-root = "$run/containerd/root"
-state = "$run/containerd/state"
+root = "$node_dir/containerd/root"
+state = "$node_dir/containerd/state"
 [grpc]
   address = "$containerd_socket"
 [plugins."io.containerd.internal.v1.opt"]
-  path = "$run/containerd/opt"
+  path = "$node_dir/containerd/opt"
 [plugins."io.containerd.grpc.v1.cri"]
   sandbox_image = "localhost/pause:dev"
   restrict_oom_score_adj = true
@@ -91,7 +105,7 @@ state = "$run/containerd/state"
         SystemdCgroup = false
   [plugins."io.containerd.grpc.v1.cri".cni]
     bin_dir = "$cni"
-    conf_dir = "$run/cni"
+    conf_dir = "$node_dir/cni"
 END
 }
 
@@ -99,7 +113,7 @@ write_network_config() {
   cat << END
 {"cniVersion": "0.4.0", "name": "$NETWORK", "plugins": [
   {"type": "bridge", "bridge": "$POD_BRIDGE", "isGateway": true, "ipMasq": true, "hairpinMode": true,
-   "ipam": {"type": "host-local", "dataDir": "$run/cni/leases", "ranges": [[{"subnet": "$POD_RANGE"}]], "routes": [{"dst": "0.0.0.0/0"}]}},
+   "ipam": {"type": "host-local", "dataDir": "$node_dir/cni/leases", "ranges": [[{"subnet": "$POD_RANGE"}]], "routes": [{"dst": "0.0.0.0/0"}]}},
   {"type": "portmap", "capabilities": {"portMappings": true}}
 ]}
 END
@@ -113,11 +127,11 @@ apiVersion: kubelet.config.k8s.io/v1beta1
 address: $NODE_IP
 authentication: {anonymous: {enabled: false}, webhook: {enabled: true}, x509: {clientCAFile: $run/pki/ca.crt}}
 authorization: {mode: Webhook}
-tlsCertFile: $run/pki/node.crt
-tlsPrivateKeyFile: $run/pki/node.key
+tlsCertFile: $run/pki/node$SUFFIX.crt
+tlsPrivateKeyFile: $run/pki/node$SUFFIX.key
 containerRuntimeEndpoint: unix://$containerd_socket
-podLogsDir: $run/logs/pods
-volumePluginDir: $run/kubelet/plugins
+podLogsDir: $node_dir/logs/pods
+volumePluginDir: $node_dir/kubelet/plugins
 clusterDNS: [$DNS_SERVICE_IP]
 clusterDomain: cluster.local
 resolvConf: ""
@@ -125,6 +139,8 @@ serializeImagePulls: false
 imageGCHighThresholdPercent: 100
 evictionHard: {}
 cgroupDriver: cgroupfs
+cgroupRoot: ${cgroup:-/}
+healthzBindAddress: $NODE_IP
 failCgroupV1: false
 failSwapOn: false
 enforceNodeAllocatable: []

@@ -40,6 +40,8 @@ pub mod http;
 pub mod manifests;
 pub mod namespace;
 pub mod process;
+pub mod second;
+pub mod tls;
 pub mod traffic;
 
 use std::{env, path::PathBuf, time::Duration};
@@ -50,6 +52,7 @@ use modelrelay_harness::poll_every;
 
 pub use command::{Command, Output};
 pub use namespace::Namespace;
+pub use second::SecondNode;
 
 /// The default deadline of a wait, on a busy machine.
 pub const TEST_TIMEOUT: Duration = Duration::from_secs(90);

@@ -6,14 +6,16 @@
 //! retried here: the tests count the requests that a user's SDK would have to retry.
 
 mod exchange;
+mod mixed;
 
 use std::{fmt, net::SocketAddr, sync::Arc, time::Duration};
 
 use tokio::{sync::watch, task::JoinSet, time::Instant};
 
-use crate::TEST_TIMEOUT;
+use crate::{TEST_TIMEOUT, tls::Trust};
 pub use exchange::Outcome;
 use exchange::{Exchange, Stage};
+pub use mixed::Mixed;
 
 /// Settings of the clients.
 #[must_use]
@@ -25,6 +27,7 @@ pub struct Traffic {
     api_key: Option<String>,
     model: String,
     keeps_connections: bool,
+    trust: Option<Trust>,
 }
 
 /// Running clients. Dropping them ends them and their requests at once.
@@ -54,7 +57,7 @@ impl Traffic {
     /// Ten clients of the demo model at this address, whose responses take about three seconds each.
     pub fn to(service: SocketAddr) -> Self {
         let model = crate::manifests::DEMO_MODEL.to_owned();
-        Self { service, streams: 10, words: 60, api_key: None, model, keeps_connections: false }
+        Self { service, streams: 10, words: 60, api_key: None, model, keeps_connections: false, trust: None }
     }
 
     /// Sets the number of clients.
@@ -71,6 +74,11 @@ impl Traffic {
     /// Makes each client keep its connection for as long as the server does, as SDKs do.
     pub fn kept(self) -> Self {
         Self { keeps_connections: true, ..self }
+    }
+
+    /// Makes the clients use TLS.
+    pub fn trusting(self, trust: &Trust) -> Self {
+        Self { trust: Some(trust.clone()), ..self }
     }
 
     /// Sets the API key.
@@ -138,8 +146,13 @@ impl Running {
 impl Counts {
     /// Panics unless every request succeeded.
     pub fn expect_all_answered(&self) {
-        let only_answers = self.retryable.is_empty() && self.cut.is_empty() && self.failed.is_empty();
-        assert!(only_answers && self.answered > 0, "not every request was answered: {self}");
+        assert!(self.has_no_failure() && self.answered > 0, "not every request was answered: {self}");
+    }
+
+    /// True if no request failed in any way.
+    #[must_use]
+    pub fn has_no_failure(&self) -> bool {
+        self.retryable.is_empty() && self.cut.is_empty() && self.failed.is_empty()
     }
 
     /// Panics if a request failed in a way that no client retries, or if none succeeded. Truncated responses are

@@ -16,3 +16,4 @@ mod scale;
 mod scaling;
 mod traffic;
 mod zero_refusals;
+mod zones;

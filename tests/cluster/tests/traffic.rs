@@ -5,9 +5,12 @@
 //! response.
 
 mod backends;
+mod certificates;
+mod evictions;
 mod operator;
-mod outside;
+pub(crate) mod outside;
 mod pools;
 mod relays;
 mod settings;
-mod stack;
+pub(crate) mod stack;
+mod zero;

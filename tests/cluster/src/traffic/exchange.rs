@@ -7,9 +7,11 @@ use http_body_util::{BodyExt, Full};
 use hyper::{Request, Response, StatusCode, body::Incoming, client::conn::http1};
 use hyper_util::rt::TokioIo;
 use serde_json::{Value, json};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 
 use super::Traffic;
+use crate::tls::Trust;
 
 /// The timeout without data: longer than any queue of these tests, shorter than a test's deadline.
 const SILENCE: Duration = Duration::from_secs(75);
@@ -39,6 +41,7 @@ pub(super) enum Stage {
 /// A request and its expected response.
 pub(super) struct Exchange {
     to: SocketAddr,
+    trust: Option<Trust>,
     request: Request<Full<Bytes>>,
     expected: String,
 }
@@ -60,13 +63,13 @@ impl Exchange {
         }
         let request = request.body(Full::new(body.into())).expect("the request is well-formed");
         let expected = format!("This is ModelRelay's built-in demo backend, not a model. You said: {prompt}");
-        Self { to: settings.service, request, expected }
+        Self { to: settings.service, trust: settings.trust.clone(), request, expected }
     }
 
     /// Sends it over the kept connection if the server has not closed that, and reads the whole response.
     pub(super) async fn run(self, kept: &mut Option<Kept>, on_stage: impl FnMut(Stage)) -> Outcome {
-        let (to, request, expected) = (self.to, self.request, self.expected);
-        let answer = match tokio::time::timeout(SILENCE, send(to, request, kept)).await {
+        let Self { to, trust, request, expected } = self;
+        let answer = match tokio::time::timeout(SILENCE, send(to, trust.as_ref(), request, kept)).await {
             Ok(Ok(answer)) => answer,
             // Without a response, SDKs treat it as a connection error.
             Ok(Err(error)) => return Outcome::Retryable(error),
@@ -91,6 +94,7 @@ impl Outcome {
 
 async fn send(
     to: SocketAddr,
+    trust: Option<&Trust>,
     request: Request<Full<Bytes>>,
     kept: &mut Option<Kept>,
 ) -> Result<Response<Incoming>, String> {
@@ -102,17 +106,23 @@ async fn send(
     }
     let mut sender = match open {
         Some(sender) => sender,
-        None => connect(to).await?,
+        None => connect(to, trust).await?,
     };
     let answer = sender.send_request(request).await.map_err(|error| format!("no answer: {error}"))?;
     *kept = Some(sender);
     Ok(answer)
 }
 
-async fn connect(to: SocketAddr) -> Result<Kept, String> {
-    let stream = TcpStream::connect(to).await.map_err(|error| format!("cannot connect: {error}"))?;
-    let (sender, connection) =
-        http1::handshake(TokioIo::new(stream)).await.map_err(|error| format!("no HTTP connection: {error}"))?;
+async fn connect(to: SocketAddr, trust: Option<&Trust>) -> Result<Kept, String> {
+    match trust {
+        Some(trust) => handshake(trust.connect(to).await?).await,
+        None => handshake(TcpStream::connect(to).await.map_err(|error| format!("cannot connect: {error}"))?).await,
+    }
+}
+
+async fn handshake(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) -> Result<Kept, String> {
+    let handshake = http1::handshake(TokioIo::new(stream)).await;
+    let (sender, connection) = handshake.map_err(|error| format!("no HTTP connection: {error}"))?;
     // It ends with the sender and the body; its errors reach the reader of the response.
     tokio::spawn(async move {
         let _ = connection.await;

@@ -84,7 +84,8 @@ impl Operator {
     }
 }
 
-fn is_ready(pod: &Pod) -> bool {
+/// True if the Pod is ready.
+pub(crate) fn is_ready(pod: &Pod) -> bool {
     let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
     conditions.into_iter().flatten().any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }

@@ -1,104 +1,40 @@
 //! A Provider changes to TLS while it serves, and its certificate is renewed: no backend restarts, and no relay for a
 //! renewal.
 
-use std::{net::SocketAddr, sync::Arc};
+use std::net::SocketAddr;
 
 use http_body_util::{BodyExt, Full};
 use hyper::{Request, body::Bytes, client::conn::http1};
 use hyper_util::rt::TokioIo;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
+use modelrelay_cluster::tls::{Authority, Trust, secret};
 use modelrelay_cluster::{TEST_TIMEOUT, wait_until};
-use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
-use rustls::{
-    ClientConfig, RootCertStore,
-    pki_types::{CertificateDer, ServerName, pem::PemObject},
-};
+use rustls::pki_types::CertificateDer;
 use serde_json::json;
-use tokio::net::TcpStream;
-use tokio_rustls::TlsConnector;
 
 use super::setup::{LOCAL, Setup, message_of};
 
 const SECRET: &str = "local-tls";
 
-/// A certificate authority, in PEM, and its issuer.
-struct Authority {
-    certificate: String,
-    issuer: Issuer<'static, KeyPair>,
-}
-
-/// A certificate and its key, in PEM.
-struct Pair {
-    certificate: String,
-    key: String,
-}
-
-impl Authority {
-    fn make() -> Self {
-        let key = KeyPair::generate().expect("a key");
-        let mut params = CertificateParams::new(Vec::new()).expect("no names");
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        let certificate = params.self_signed(&key).expect("a certificate").pem();
-        Self { certificate, issuer: Issuer::new(params, key) }
-    }
-
-    fn sign(&self, names: &[String]) -> Pair {
-        let key = KeyPair::generate().expect("a key");
-        let params = CertificateParams::new(names.to_vec()).expect("names");
-        let certificate = params.signed_by(&key, &self.issuer).expect("a certificate").pem();
-        Pair { certificate, key: key.serialize_pem() }
-    }
-}
-
-impl Pair {
-    fn der(&self) -> CertificateDer<'static> {
-        CertificateDer::from_pem_slice(self.certificate.as_bytes()).expect("a certificate")
-    }
-}
-
 /// Writes the Secret as cert-manager does.
 async fn publish(setup: &Setup, authority: &str, certificate: &str, key: &str) {
-    let secret = json!({
-        "apiVersion": "v1", "kind": "Secret", "metadata": {"name": SECRET}, "type": "kubernetes.io/tls",
-        "stringData": {"tls.crt": certificate, "tls.key": key, "ca.crt": authority},
-    });
-    setup.namespace.apply(&[secret]).await;
+    setup.namespace.apply(&[secret(SECRET, authority, certificate, key)]).await;
 }
 
-/// A client with its trusted authority and the expected name.
-struct Client {
-    name: ServerName<'static>,
-    config: Arc<ClientConfig>,
-}
-
-impl Client {
-    fn trusting(authority: &str, name: String) -> Self {
-        let mut roots = RootCertStore::empty();
-        roots.add(CertificateDer::from_pem_slice(authority.as_bytes()).expect("PEM")).expect("an authority");
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
-        let config = config.expect("ring knows them").with_root_certificates(roots).with_no_client_auth();
-        Self { name: ServerName::try_from(name).expect("a name"), config: Arc::new(config) }
-    }
-
-    /// Sends a request over a new connection; returns the status, and the server's certificate.
-    async fn send_request(&self, to: SocketAddr) -> Result<(u16, CertificateDer<'static>), String> {
-        let tcp = TcpStream::connect(to).await.map_err(|error| error.to_string())?;
-        let connector = TlsConnector::from(self.config.clone());
-        let stream = connector.connect(self.name.clone(), tcp).await.map_err(|error| error.to_string())?;
-        let shown = stream.get_ref().1.peer_certificates().and_then(<[_]>::first).expect("a certificate").clone();
-        let (mut sender, connection) =
-            http1::handshake(TokioIo::new(stream)).await.map_err(|error| error.to_string())?;
-        tokio::spawn(connection);
-        let body = json!({"model": "demo", "max_tokens": 5, "messages": [{"role": "user", "content": "hi"}]});
-        let request = Request::post("/v1/messages").header("host", "local").header("content-type", "application/json");
-        let request = request.body(Full::new(Bytes::from(body.to_string()))).expect("it is well-formed");
-        let answer = sender.send_request(request).await.map_err(|error| error.to_string())?;
-        let status = answer.status().as_u16();
-        answer.into_body().collect().await.map_err(|error| error.to_string())?;
-        Ok((status, shown))
-    }
+/// Sends a request over a new connection; returns the status, and the server's certificate.
+async fn send_request(trust: &Trust, to: SocketAddr) -> Result<(u16, CertificateDer<'static>), String> {
+    let stream = trust.connect(to).await?;
+    let shown = stream.get_ref().1.peer_certificates().and_then(<[_]>::first).expect("a certificate").clone();
+    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(|error| error.to_string())?;
+    tokio::spawn(connection);
+    let body = json!({"model": "demo", "max_tokens": 5, "messages": [{"role": "user", "content": "hi"}]});
+    let request = Request::post("/v1/messages").header("host", "local").header("content-type", "application/json");
+    let request = request.body(Full::new(Bytes::from(body.to_string()))).expect("it is well-formed");
+    let answer = sender.send_request(request).await.map_err(|error| error.to_string())?;
+    let status = answer.status().as_u16();
+    answer.into_body().collect().await.map_err(|error| error.to_string())?;
+    Ok((status, shown))
 }
 
 /// Returns each Pod with the number of its container restarts.
@@ -144,8 +80,8 @@ async fn provider_serves_renewed_certificate_without_backend_restart() {
     setup.reason("Programmed", "True", "ConfigurationApplied").await;
     let service = setup.namespace.service_address(LOCAL).await;
     assert_eq!(service.port(), 443);
-    let client = Client::trusting(&authority.certificate, host.clone());
-    let answers = async || matches!(client.send_request(service).await, Ok((200, shown)) if shown == first.der());
+    let client = Trust::new(&[&authority], host.clone());
+    let answers = async || matches!(send_request(&client, service).await, Ok((200, shown)) if shown == first.der());
     wait_until("a response over TLS from the existing worker", TEST_TIMEOUT * 2, answers).await;
     assert_eq!(backends(&setup).await, backends_before, "a backend was restarted");
     setup.connected().await;
@@ -154,7 +90,7 @@ async fn provider_serves_renewed_certificate_without_backend_restart() {
     let generation = setup.deployment().await.metadata.generation;
     let second = authority.sign(&names);
     publish(&setup, &authority.certificate, &second.certificate, &second.key).await;
-    let renewed = async || matches!(client.send_request(service).await, Ok((200, shown)) if shown == second.der());
+    let renewed = async || matches!(send_request(&client, service).await, Ok((200, shown)) if shown == second.der());
     wait_until("the renewed certificate", TEST_TIMEOUT, renewed).await;
     assert_eq!(runs(&setup.relays().await), relays_before, "a relay was restarted");
     assert_eq!(setup.deployment().await.metadata.generation, generation, "the Deployment was touched");
@@ -163,8 +99,8 @@ async fn provider_serves_renewed_certificate_without_backend_restart() {
     let (other, both) = (Authority::make(), |other: &Authority| authority.certificate.clone() + &other.certificate);
     let third = other.sign(&names);
     publish(&setup, &both(&other), &third.certificate, &third.key).await;
-    let client = Client::trusting(&other.certificate, host.clone());
-    let replaced = async || matches!(client.send_request(service).await, Ok((200, shown)) if shown == third.der());
+    let client = Trust::new(&[&other], host.clone());
+    let replaced = async || matches!(send_request(&client, service).await, Ok((200, shown)) if shown == third.der());
     wait_until("a certificate of another authority", TEST_TIMEOUT, replaced).await;
     setup.namespace.kubectl("rollout restart deployment/local-relay").await;
     setup.namespace.rolled_out("deployment/local-relay").await;

@@ -40,35 +40,50 @@ async fn relay_joining_under_load_starves_no_other() {
 /// Two relays, and a worker on this machine that is connected to both.
 struct Outside {
     stack: Stack,
-    _backend: Child,
-    _worker: Child,
+    _machine: Machine,
 }
 
 impl Outside {
     async fn start() -> Self {
         let namespace = Cluster::connect().await.namespace("traffic-outside").await;
         let stack = Stack::apply(namespace, &[provider(&json!({"service": {"workers": true}}))], 0).await;
-        let secret = stack.namespace.api::<v1::Secret>().get("local-worker").await.expect("the operator created it");
-        let secret = secret.data.unwrap_or_default().remove("worker-secret").expect("the Secret has a worker secret").0;
-        let backend = free_address();
-        let probe = free_address();
+        let machine = Machine::start(&stack, &[("WORKER_NAME", "gpu-box"), ("MAX_CONCURRENCY", "40")]).await;
+        stack.wait_for_workers(2, 1).await;
+        Self { stack, _machine: machine }
+    }
+}
+
+/// A demo backend and its worker on this machine.
+pub(crate) struct Machine {
+    _backend: Child,
+    _worker: Child,
+}
+
+impl Machine {
+    /// Starts both; the worker dials the Service of the stack's Provider. `settings` are more of the worker's variables.
+    pub(crate) async fn start(stack: &Stack, settings: &[(&str, &str)]) -> Self {
+        let (backend, probe) = (free_address(), free_address());
         let backend_process = start(&["demo", "--listen", &backend.to_string()], &[]);
         wait_until("the backend", TEST_TIMEOUT, async || TcpStream::connect(backend).await.is_ok()).await;
-        let settings = BTreeMap::from([
-            ("PROXY_URL", format!("http://{}:8081", stack.service.ip())),
-            ("PROVIDER_NAME", PROVIDER.to_owned()),
-            ("WORKER_NAME", "gpu-box".to_owned()),
-            ("WORKER_SECRET", String::from_utf8(secret).expect("a secret is text")),
-            ("BACKEND_URL", format!("http://{backend}")),
-            ("PROBE_ADDR", probe.to_string()),
-            ("MAX_CONCURRENCY", "40".to_owned()),
-            ("LOG_LEVEL", "warn".to_owned()),
-        ]);
-        let settings: Vec<(&str, &str)> = settings.iter().map(|(name, value)| (*name, value.as_str())).collect();
-        let worker = start(&[], &settings);
-        stack.wait_for_workers(2, 1).await;
-        Self { stack, _backend: backend_process, _worker: worker }
+        let mut all = worker_settings(stack).await;
+        all.insert("BACKEND_URL", format!("http://{backend}"));
+        all.insert("PROBE_ADDR", probe.to_string());
+        all.insert("LOG_LEVEL", "warn".to_owned());
+        let all = all.iter().map(|(name, value)| (*name, value.as_str()));
+        let worker = start(&[], &all.chain(settings.iter().copied()).collect::<Vec<_>>());
+        Self { _backend: backend_process, _worker: worker }
     }
+}
+
+/// Returns the variables by which a worker outside of the cluster reaches the relays of this Provider.
+pub(crate) async fn worker_settings(stack: &Stack) -> BTreeMap<&'static str, String> {
+    let secret = stack.namespace.api::<v1::Secret>().get("local-worker").await.expect("the operator created it");
+    let secret = secret.data.unwrap_or_default().remove("worker-secret").expect("the Secret has a worker secret").0;
+    BTreeMap::from([
+        ("PROXY_URL", format!("http://{}:8081", stack.service.ip())),
+        ("PROVIDER_NAME", PROVIDER.to_owned()),
+        ("WORKER_SECRET", String::from_utf8(secret).expect("a secret is text")),
+    ])
 }
 
 /// Starts the worker that `scripts/images` built, killed on drop.

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use k8s_openapi::api::core::v1;
 use kube::{Api, api::DynamicObject};
 use modelrelay_cluster::http::fetch;
-use modelrelay_cluster::traffic::{Running, Traffic};
+use modelrelay_cluster::traffic::{Mixed, Running, Traffic};
 use modelrelay_cluster::{Cluster, Namespace, TEST_TIMEOUT, manifests, wait_until};
 use serde_json::{Value, json};
 
@@ -21,7 +21,7 @@ pub(crate) const POOL_PODS: &str = "modelrelay.io/pool=llama";
 /// The number of concurrent clients.
 pub(crate) const CLIENTS: usize = 200;
 /// With the introductory words, responses of 3.7 s.
-const WORDS: usize = 80;
+pub(crate) const WORDS: usize = 80;
 
 /// The source of the backends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,8 +48,7 @@ impl Stack {
     /// Starts a stack with two relays and this number of backends.
     pub(crate) async fn start(name: &str, backends: Backends, replicas: usize) -> Self {
         let namespace = Cluster::connect().await.namespace(name).await;
-        let mut pool = manifests::demo_pool(PROVIDER);
-        pool["maxConcurrency"] = json!(CLIENTS);
+        let mut pool = pool();
         let mut all = vec![provider(&json!({}))];
         match backends {
             Backends::Template => pool["replicas"] = json!(replicas),
@@ -82,6 +81,13 @@ impl Stack {
     pub(crate) async fn load(&self) -> Running {
         let traffic = self.clients().start();
         traffic.wait_for_underway(CLIENTS).await;
+        traffic
+    }
+
+    /// Starts its clients, of both kinds: half of them keep their connections. Waits until all are busy.
+    pub(crate) async fn mixed_load(&self) -> Mixed {
+        let traffic = Mixed::start(&self.clients(), CLIENTS / 2);
+        traffic.wait_for_underway(CLIENTS / 2).await;
         traffic
     }
 
@@ -135,17 +141,32 @@ impl Stack {
         (reply.status == 200).then(|| reply.json())
     }
 
-    /// Returns uid and restarts of every Pod of relays and pool, which change when one is replaced or restarted.
-    pub(crate) async fn lives(&self) -> BTreeMap<String, i32> {
-        let mut lives = BTreeMap::new();
-        for pod in [self.namespace.pods(RELAY_PODS).await, self.namespace.pods(POOL_PODS).await].concat() {
-            let status = pod.status.unwrap_or_default();
-            let containers = [status.container_statuses, status.init_container_statuses];
-            let restarts = containers.into_iter().flatten().flatten().map(|container| container.restart_count).sum();
-            lives.insert(pod.metadata.uid.unwrap_or_default(), restarts);
+    /// Returns the metrics page of every relay Pod that responds and is not being deleted.
+    pub(crate) async fn metrics(&self) -> Vec<String> {
+        let mut pages = Vec::new();
+        for pod in self.namespace.pods(RELAY_PODS).await {
+            let Some(ip) = pod.status.and_then(|status| status.pod_ip?.parse().ok()) else { continue };
+            let page = fetch(SocketAddr::new(ip, 8082), "GET /metrics", &[], &Value::Null).await;
+            pages.extend(page.map(|reply| reply.body));
         }
-        lives
+        pages
     }
+
+    /// Returns the lives of all Pods of relays and pool.
+    pub(crate) async fn lives(&self) -> BTreeMap<String, i32> {
+        lives([self.namespace.pods(RELAY_PODS).await, self.namespace.pods(POOL_PODS).await].concat())
+    }
+}
+
+/// Returns uid and restarts of each Pod, which change when one is replaced or restarted.
+pub(crate) fn lives(pods: Vec<v1::Pod>) -> BTreeMap<String, i32> {
+    let life = |pod: v1::Pod| {
+        let status = pod.status.unwrap_or_default();
+        let containers = [status.container_statuses, status.init_container_statuses];
+        let restarts = containers.into_iter().flatten().flatten().map(|container| container.restart_count).sum();
+        (pod.metadata.uid.unwrap_or_default(), restarts)
+    };
+    pods.into_iter().map(life).collect()
 }
 
 impl RelayView {
@@ -178,8 +199,14 @@ pub(crate) fn provider(change: &Value) -> Value {
 /// Panics if a request has failed so far; `what` names the last change.
 pub(crate) fn expect_no_failure(traffic: &Running, what: &str) {
     let counts = traffic.counts();
-    let only_answers = counts.retryable.is_empty() && counts.cut.is_empty() && counts.failed.is_empty();
-    assert!(only_answers, "{what}: not every request was answered: {counts}");
+    assert!(counts.has_no_failure(), "{what}: not every request was answered: {counts}");
+}
+
+/// The spec of a pool with a template whose workers have room for all clients each.
+pub(crate) fn pool() -> Value {
+    let mut pool = manifests::demo_pool(PROVIDER);
+    pool["maxConcurrency"] = json!(CLIENTS);
+    pool
 }
 
 fn injected_backend(replicas: u32) -> Vec<Value> {

@@ -12,6 +12,7 @@
 //!   whole duration of a load or an eviction, and drops the call.
 
 pub mod build;
+mod exchange;
 pub mod hooks;
 pub mod http;
 pub mod key;

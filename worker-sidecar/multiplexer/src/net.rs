@@ -125,6 +125,16 @@ pub async fn connect(host: &str, port: u16, to: &[SocketAddr], tls: Option<&Trus
     in_time("no connection within 10 s", Box::pin(connect_directly(host, port, to, tls))).await
 }
 
+/// Like [`connect`], to the host of a URL; with TLS if that is `https`.
+pub fn connect_to<'a>(
+    url: &'a Url,
+    to: &'a [SocketAddr],
+    trust: &'a Trust,
+) -> impl Future<Output = io::Result<Stream>> + 'a {
+    let (host, port) = host_and_port(url);
+    connect(host, port, to, (url.scheme() == "https").then_some(trust))
+}
+
 /// Connects through a proxy, which resolves the name itself. `trust` is for the proxy's own certificate too.
 pub async fn connect_through(
     proxy: &Proxy,

@@ -83,9 +83,7 @@ pub struct Answer {
 
 impl Connection {
     pub(super) async fn dial(url: &Url, trust: &Trust) -> io::Result<Self> {
-        let (host, port) = net::host_and_port(url);
-        let tls = (url.scheme() == "https").then_some(trust);
-        let stream = net::connect(host, port, &[], tls).await?;
+        let stream = net::connect_to(url, &[], trust).await?;
         let io = TokioIo::new(ReadWins { stream, write_broken: false });
         let (sender, driver) =
             http1::Builder::new().max_buf_size(MAX_READ_BUFFER).handshake(io).await.map_err(io::Error::other)?;

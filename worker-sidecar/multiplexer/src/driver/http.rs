@@ -9,17 +9,14 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use ::http::header::{AUTHORIZATION, CONTENT_TYPE, HOST};
-use ::http::{HeaderValue, Method, Request, StatusCode};
+use ::http::header::AUTHORIZATION;
+use ::http::{Method, StatusCode};
 use bytes::Bytes;
-use http_body_util::{BodyExt, Full, Limited};
-use hyper::client::conn::http1;
-use hyper_util::rt::TokioIo;
-use modelrelay_protocol::secret::Secret;
 use serde_json::Value;
 use url::Url;
 
 use super::DriverError;
+use super::exchange::{Exchange, bearer, request, within};
 use super::key::Key;
 use crate::net::{self, Trust};
 
@@ -32,9 +29,6 @@ const CALL_TIMEOUT: Duration = Duration::from_secs(1800);
 
 /// Pauses before the retries of a call that failed because of the backend.
 const RETRY_PAUSES: [Duration; 3] = [Duration::from_millis(500), Duration::from_secs(1), Duration::from_secs(2)];
-
-/// The longest response that is read: thousands of models, or a page of metrics.
-const MAX_ANSWER_BYTES: usize = 8 << 20;
 
 /// The number of bytes of an error response that are quoted.
 const QUOTED_BYTES: usize = 300;
@@ -139,12 +133,6 @@ impl Client {
     }
 
     /// Connects to one of these addresses; if empty, to any address of the name.
-    async fn connect(&self, url: &Url, to: &[SocketAddr]) -> std::io::Result<net::Stream> {
-        let (host, port) = net::host_and_port(url);
-        let tls = (url.scheme() == "https").then_some(&self.trust);
-        net::connect(host, port, to, tls).await
-    }
-
     async fn exchange(
         &self,
         method: Method,
@@ -152,26 +140,12 @@ impl Client {
         body: Option<&Value>,
         to: &[SocketAddr],
     ) -> Result<Reply, DriverError> {
-        let stream = self.connect(url, to).await.map_err(|error| self.unreachable(url, &error))?;
-        let broke =
-            |error: &dyn std::fmt::Display| DriverError::Silent { url: url.to_string(), why: error.to_string() };
-        let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(|error| broke(&error))?;
-        let exchange = async {
-            let answer = sender
-                .send_request(request(method, url, body, self.key.now().as_ref()))
-                .await
-                .map_err(|error| broke(&error))?;
-            let status = answer.status();
-            let body = Limited::new(answer.into_body(), MAX_ANSWER_BYTES).collect().await;
-            let body = body.map_err(|error| broke(&error))?.to_bytes();
-            Ok(Reply { url: url.to_string(), status, body })
-        };
-        tokio::pin!(connection, exchange);
-        tokio::select! {
-            // The connection ends first if the backend closes it after its response, which still has to be read.
-            _ = &mut connection => exchange.await,
-            reply = &mut exchange => reply,
-        }
+        let stream = net::connect_to(url, to, &self.trust).await.map_err(|error| self.unreachable(url, &error))?;
+        let mut request = request(method, url, body.map(|body| ("application/json", body.to_string())));
+        let key = self.key.now().and_then(|key| bearer(&key).ok());
+        request.headers_mut().extend(key.map(|key| (AUTHORIZATION, key)));
+        let exchange = Exchange::begin(stream, request, url, drop).await?;
+        Ok(Reply { url: url.to_string(), status: exchange.answer.status(), body: exchange.body(url).await? })
     }
 
     fn unreachable(&self, url: &Url, error: &std::io::Error) -> DriverError {
@@ -220,36 +194,6 @@ pub fn is_local_network(address: IpAddr) -> bool {
         }
         IpAddr::V6(v6) => v6.is_loopback() || v6.is_unique_local(),
     }
-}
-
-fn request(method: Method, url: &Url, body: Option<&Value>, key: Option<&Secret>) -> Request<Full<Bytes>> {
-    let bytes = body.map_or_else(Bytes::new, |body| Bytes::from(body.to_string()));
-    let mut request = Request::new(Full::new(bytes));
-    *request.method_mut() = method;
-    // `Url` always has a valid request target after the authority.
-    *request.uri_mut() = url[url::Position::BeforePath..url::Position::AfterQuery].parse().unwrap_or_default();
-    let headers = request.headers_mut();
-    if let Ok(host) = HeaderValue::from_str(url.authority()) {
-        headers.insert(HOST, host);
-    }
-    if let Some(Ok(mut key)) = key.map(|key| HeaderValue::from_str(&format!("Bearer {}", key.expose()))) {
-        key.set_sensitive(true);
-        headers.insert(AUTHORIZATION, key);
-    }
-    if body.is_some() {
-        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    }
-    request
-}
-
-async fn within<T>(
-    limit: Duration,
-    url: &Url,
-    exchange: impl Future<Output = Result<T, DriverError>>,
-) -> Result<T, DriverError> {
-    tokio::time::timeout(limit, exchange).await.unwrap_or_else(|_| {
-        Err(DriverError::Silent { url: url.to_string(), why: format!("no response within {} s", limit.as_secs()) })
-    })
 }
 
 /// Retries while that may help, with [`RETRY_PAUSES`] between. `is_passing`: whether a status may be temporary.

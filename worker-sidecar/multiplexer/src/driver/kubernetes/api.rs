@@ -9,22 +9,18 @@
 
 use std::time::Duration;
 
-use ::http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST, USER_AGENT};
-use ::http::{HeaderValue, Method, Request, Response, StatusCode};
-use bytes::Bytes;
-use http_body_util::{BodyExt, Full, Limited};
-use hyper::body::Incoming;
-use hyper::client::conn::http1;
-use hyper_util::rt::TokioIo;
+use ::http::header::{ACCEPT, AUTHORIZATION, USER_AGENT};
+use ::http::{HeaderValue, Method, StatusCode};
+use http_body_util::BodyExt;
 use serde::Deserialize;
 use serde_json::json;
-use tokio::task::JoinSet;
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::{Instant, timeout_at};
 use url::Url;
 
 use super::access::Access;
 use super::pods::Pod;
 use crate::driver::DriverError;
+use crate::driver::exchange::{self, Exchange, MAX_ANSWER_BYTES, bearer, silent, within};
 use crate::net;
 
 /// The timeout of one request. Two of them fit into the machine's timeout for a question.
@@ -33,8 +29,6 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(4);
 const WATCH_SECONDS: u64 = 30;
 /// The client ends a watch a moment later, in case its connection has died silently.
 const WATCH_PATIENCE: Duration = Duration::from_secs(35);
-/// The longest response and the longest event: a Pod is an object of at most 1.5 MB, and one Deployment has few.
-const MAX_ANSWER_BYTES: usize = 8 << 20;
 /// The number of characters of an error response that are quoted.
 const QUOTED_CHARS: usize = 300;
 
@@ -42,6 +36,15 @@ const QUOTED_CHARS: usize = 300;
 #[derive(Debug)]
 pub(super) struct Api {
     access: Access,
+}
+
+/// The URL of a request, which errors shorten.
+struct ServerUrl(Url);
+
+impl std::fmt::Display for ServerUrl {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "the API server ({})", self.0.path())
+    }
 }
 
 /// A Deployment's scale.
@@ -74,14 +77,6 @@ pub(super) struct Watch {
     /// Received bytes that are not yet a whole line.
     rest: Vec<u8>,
     until: Instant,
-}
-
-/// A response whose body is still to be read.
-#[derive(Debug)]
-struct Exchange {
-    answer: Response<Incoming>,
-    /// Drives the connection, and is aborted with this value.
-    _connection: JoinSet<()>,
 }
 
 /// One request, and how errors describe it.
@@ -149,12 +144,12 @@ impl Api {
         ask.query.extend([("watch", "1"), ("resourceVersion", version), ("timeoutSeconds", &seconds)]);
         let until = Instant::now() + WATCH_PATIENCE;
         let url = self.url(&ask);
-        let exchange = within(&url, self.send(&ask, &url)).await?;
+        let exchange = within(REQUEST_TIMEOUT, &url, self.send(&ask, &url)).await?;
         if exchange.answer.status().is_success() {
             return Ok(Watch { exchange, rest: Vec::new(), until });
         }
         let status = exchange.answer.status();
-        let body = within(&url, exchange.body(&url)).await?;
+        let body = within(REQUEST_TIMEOUT, &url, exchange.body(&url)).await?;
         Err(self.refusal(&ask, status, &body))
     }
 
@@ -192,7 +187,7 @@ impl Api {
 
     async fn read<T: for<'de> Deserialize<'de>>(&self, ask: ApiRequest<'_>) -> Result<T, DriverError> {
         let url = self.url(&ask);
-        let (status, body) = within(&url, async {
+        let (status, body) = within(REQUEST_TIMEOUT, &url, async {
             let exchange = self.send(&ask, &url).await?;
             Ok((exchange.answer.status(), exchange.body(&url).await?))
         })
@@ -201,52 +196,32 @@ impl Api {
             return Err(self.refusal(&ask, status, &body));
         }
         serde_json::from_slice(&body)
-            .map_err(|error| DriverError::Unexpected { url: url.to_string(), why: error.to_string() })
+            .map_err(|error| DriverError::Unexpected { url: url.0.to_string(), why: error.to_string() })
     }
 
-    fn url(&self, ask: &ApiRequest<'_>) -> Url {
+    fn url(&self, ask: &ApiRequest<'_>) -> ServerUrl {
         let mut url = self.access.server().clone();
         url.set_path(&ask.path);
         if !ask.query.is_empty() {
             url.query_pairs_mut().extend_pairs(&ask.query);
         }
-        url
+        ServerUrl(url)
     }
 
-    async fn send(&self, ask: &ApiRequest<'_>, url: &Url) -> Result<Exchange, DriverError> {
+    async fn send(&self, ask: &ApiRequest<'_>, url: &ServerUrl) -> Result<Exchange, DriverError> {
         let token = self.access.token().map_err(|why| silent(url, &why))?;
-        let (host, port) = net::host_and_port(url);
-        let trust = (url.scheme() == "https").then(|| self.access.trust());
-        let stream = net::connect(host, port, &[], trust.as_ref()).await;
-        let stream = stream.map_err(|error| silent(url, &error))?;
-        let (mut sender, connection) =
-            http1::handshake(TokioIo::new(stream)).await.map_err(|error| silent(url, &error))?;
-        let mut driving = JoinSet::new();
-        driving.spawn(async move {
-            if let Err(error) = connection.await {
-                tracing::debug!(%error, "lost a connection to the API server");
-            }
-        });
-        let mut request = Request::new(Full::new(Bytes::from(ask.body.clone().unwrap_or_default())));
-        *request.method_mut() = ask.method.clone();
-        // `Url` always has a valid request target after the authority.
-        *request.uri_mut() = url[url::Position::BeforePath..url::Position::AfterQuery].parse().unwrap_or_default();
-        let headers = request.headers_mut();
-        let mut credentials = HeaderValue::from_str(&format!("Bearer {}", token.expose()))
-            .map_err(|_| silent(url, &"the ServiceAccount token is invalid"))?;
-        credentials.set_sensitive(true);
-        headers.insert(AUTHORIZATION, credentials);
-        headers.insert(ACCEPT, HeaderValue::from_static("application/json"));
+        let stream = net::connect_to(&url.0, &[], &self.access.trust()).await.map_err(|error| silent(url, &error))?;
+        let body = ask.body.clone().map(|text| ("application/merge-patch+json", text));
+        let mut request = exchange::request(ask.method.clone(), &url.0, body);
+        let credentials = bearer(&token).map_err(|_| silent(url, &"the ServiceAccount token is invalid"))?;
         let agent = concat!("modelrelay-worker/", env!("CARGO_PKG_VERSION"));
-        headers.insert(USER_AGENT, HeaderValue::from_static(agent));
-        if let Ok(host) = HeaderValue::from_str(url.authority()) {
-            headers.insert(HOST, host);
-        }
-        if ask.body.is_some() {
-            headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/merge-patch+json"));
-        }
-        let answer = sender.send_request(request).await.map_err(|error| silent(url, &error))?;
-        Ok(Exchange { answer, _connection: driving })
+        request.headers_mut().extend([
+            (AUTHORIZATION, credentials),
+            (ACCEPT, HeaderValue::from_static("application/json")),
+            (USER_AGENT, HeaderValue::from_static(agent)),
+        ]);
+        let log_lost = |error| tracing::debug!(%error, "lost a connection to the API server");
+        Exchange::begin(stream, request, url, log_lost).await
     }
 
     fn refusal(&self, ask: &ApiRequest<'_>, status: StatusCode, body: &[u8]) -> DriverError {
@@ -298,14 +273,6 @@ impl Watch {
     }
 }
 
-impl Exchange {
-    async fn body(self, url: &Url) -> Result<Bytes, DriverError> {
-        let Self { answer, _connection } = self;
-        let body = Limited::new(answer.into_body(), MAX_ANSWER_BYTES).collect().await;
-        body.map(http_body_util::Collected::to_bytes).map_err(|error| silent(url, &error))
-    }
-}
-
 /// True if the Deployment does not exist, and so has no Pods.
 pub(super) fn is_absent(error: &DriverError) -> bool {
     matches!(error, DriverError::Refused { status: 404, .. })
@@ -340,15 +307,6 @@ fn event(line: &[u8]) -> WatchEvent {
     }
 }
 
-fn silent(url: &Url, why: &dyn std::fmt::Display) -> DriverError {
-    DriverError::Silent { url: format!("the API server ({})", url.path()), why: why.to_string() }
-}
-
-async fn within<T>(url: &Url, exchange: impl Future<Output = Result<T, DriverError>>) -> Result<T, DriverError> {
-    let late = || Err(silent(url, &format!("no response within {} s", REQUEST_TIMEOUT.as_secs())));
-    timeout(REQUEST_TIMEOUT, exchange).await.unwrap_or_else(|_| late())
-}
-
 /// Returns the message of a `Status`, on one line.
 fn quote(body: &[u8]) -> String {
     #[derive(Deserialize)]
@@ -363,6 +321,7 @@ fn quote(body: &[u8]) -> String {
 mod tests {
     use tokio::io::AsyncWriteExt as _;
     use tokio::net::{TcpListener, TcpStream};
+    use tokio::time::timeout;
 
     use super::*;
 

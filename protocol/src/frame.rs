@@ -73,6 +73,11 @@ pub fn encode_header(kind: BodyKind, stream: u32) -> [u8; HEADER_BYTES] {
     [kind.byte(), 0, a, b, c, d]
 }
 
+/// Returns the binary message of a header and its payload.
+pub fn join(header: [u8; HEADER_BYTES], payload: &[u8]) -> Bytes {
+    [&header[..], payload].concat().into()
+}
+
 /// Decodes a binary message. Byte 1 is ignored: a later version may use it.
 pub fn decode(mut message: Bytes) -> Result<Piece, FrameError> {
     let Some(&[kind, _, a, b, c, d]) = message.first_chunk::<HEADER_BYTES>() else {
@@ -95,7 +100,7 @@ mod tests {
     use super::*;
 
     fn message(kind: BodyKind, stream: u32, payload: &[u8]) -> Bytes {
-        [&encode_header(kind, stream)[..], payload].concat().into()
+        join(encode_header(kind, stream), payload)
     }
 
     #[test]

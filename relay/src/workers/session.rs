@@ -8,9 +8,10 @@ mod inbound;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use bytes::{BufMut, Bytes, BytesMut};
+use bytes::Bytes;
 use futures_util::stream::{SplitSink, SplitStream};
 use futures_util::{SinkExt, Stream, StreamExt};
+use modelrelay_protocol::frame;
 use modelrelay_protocol::limits::{
     ANSWER_WINDOW_BYTES, HEARTBEATS_UNTIL_LOST, MAX_CONTROL_BYTES, REGISTER_TIMEOUT, STREAM_WINDOW_BYTES,
 };
@@ -474,12 +475,7 @@ where
 fn into_message(frame: Frame) -> Message {
     match frame {
         Frame::Text(text) => Message::Text(text.into()),
-        Frame::Binary { header, payload } => {
-            let mut message = BytesMut::with_capacity(header.len() + payload.len());
-            message.put_slice(&header);
-            message.put_slice(&payload);
-            Message::Binary(message.freeze())
-        }
+        Frame::Binary { header, payload } => Message::Binary(frame::join(header, &payload)),
     }
 }
 

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use bytes::BytesMut;
 use futures_util::stream::SplitSink;
 use futures_util::{Sink, SinkExt};
 use modelrelay_multiplexer::net::Stream;
+use modelrelay_protocol::frame;
 use modelrelay_protocol::outbox::Frame;
 use tokio::io::BufReader;
 use tokio_tungstenite::WebSocketStream;
@@ -69,10 +69,7 @@ where
             Next::Frame(Frame::Text(text)) => Message::text(text),
             Next::Frame(Frame::Binary { header, payload }) => {
                 metrics.sent_bytes.inc_by(payload.len() as u64);
-                let mut message = BytesMut::with_capacity(header.len() + payload.len());
-                message.extend_from_slice(&header);
-                message.extend_from_slice(&payload);
-                Message::Binary(message.freeze())
+                Message::Binary(frame::join(header, &payload))
             }
         };
         frames += 1;

@@ -20,8 +20,8 @@ use tokio::time::Instant;
 
 /// How long a connection of a draining relay stays open without a request. Clients that send one request after the
 /// other do so within milliseconds of a response that began before the drain, and did not announce the end of the
-/// connection.
-pub const IDLE_LINGER: Duration = Duration::from_secs(1);
+/// connection; on a busy machine it can take them more than a second.
+pub const IDLE_LINGER: Duration = Duration::from_secs(3);
 
 /// The longest time that the head of a request may take, from its first bytes, at a draining relay.
 const HEAD_PATIENCE: Duration = Duration::from_secs(5);

@@ -1,7 +1,8 @@
 //! Follows `relay.yaml` while the relay runs.
 //!
 //! Each second the file and the secret files it names are read again and compared by content, because a change of a
-//! mounted Secret (a swapped symlink) shows in no modification time that could be trusted. A valid change is passed on.
+//! mounted Secret (a swapped symlink) shows in no modification time that could be trusted. On Linux, a change in the
+//! file's folder is reported, and the files are read at once. A valid change is passed on.
 //! An invalid one leaves the previous configuration in effect, is logged once, and shows in [`ConfigStatus`] and in
 //! `config_last_reload_successful` until the file is valid again.
 
@@ -10,6 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use arc_swap::ArcSwap;
+use modelrelay_platform::folder::FolderWatch;
 use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 
@@ -19,6 +21,9 @@ use crate::settings::error::ConfigError;
 use crate::system::blocking;
 use crate::system::file_watch::INTERVAL;
 use crate::telemetry::metrics::Metrics;
+
+/// The minimum time between two reads: the folder may contain files that other programs write continuously.
+const LEAST_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The configuration's status, for `/readyz` and `/admin/state`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -98,10 +103,12 @@ async fn follow(mut follower: Follower, path: PathBuf, interval: Duration, sende
     let mut ticks = tokio::time::interval(interval);
     // After a suspension of the machine one read is enough.
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut folder = FolderWatch::around(&path);
     loop {
         tokio::select! {
             () = sender.closed() => return,
             _ = ticks.tick() => {}
+            () = folder.changed() => {}
         }
         // A file on a network mount may be slow, and must not block a worker thread.
         let here = path.clone();
@@ -115,6 +122,10 @@ async fn follow(mut follower: Follower, path: PathBuf, interval: Duration, sende
         follower = back;
         if let Some(config) = found {
             sender.send_replace(Arc::new(config));
+        }
+        tokio::select! {
+            () = sender.closed() => return,
+            () = tokio::time::sleep(interval.min(LEAST_INTERVAL)) => {}
         }
     }
 }
@@ -303,6 +314,32 @@ mod tests {
             (config.providers[0].name.as_str(), &watch.status().hash, &watch.current().hash),
             ("two", &config.hash, &config.hash)
         );
+    }
+
+    /// Changes the file as a kubelet does, with an interval that never ends: only the folder's report is left.
+    #[cfg(target_os = "linux")]
+    #[tokio::test]
+    async fn swapped_folder_is_read_before_next_interval() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let publish = |name: &str| {
+            fs::create_dir(folder.path().join(name)).expect("a folder");
+            fs::write(folder.path().join(name).join("relay.yaml"), format!("providers: [{{name: {name}}}]"))
+                .expect("a file");
+            std::os::unix::fs::symlink(name, folder.path().join("..data_tmp")).expect("a link");
+            fs::rename(folder.path().join("..data_tmp"), folder.path().join("..data")).expect("swapped");
+        };
+        publish("one");
+        std::os::unix::fs::symlink("..data/relay.yaml", folder.path().join("relay.yaml")).expect("a link");
+        let (args, config) = load(folder.path());
+        let never = Duration::from_secs(1 << 30);
+        let mut watch = ConfigWatch::start_every(never, args, config, Arc::new(Metrics::new()));
+        // The first change may be seen by the first read, which is immediate.
+        for name in ["two", "three", "four"] {
+            publish(name);
+            let config =
+                tokio::time::timeout(Duration::from_secs(30), watch.next()).await.expect("the folder's report");
+            assert_eq!(config.providers[0].name, name);
+        }
     }
 
     #[tokio::test]

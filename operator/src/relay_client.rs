@@ -244,7 +244,8 @@ fn poll_relays(
 ) -> impl Future<Output = PollResult> + use<> {
     let (ctx, client) = (ctx.clone(), client.clone());
     let provider = caches.providers.get(&ObjectRef::new(&key.1).within(&key.0));
-    let sharers = provider.as_deref().map(|owner| caches.sharers(owner)).unwrap_or_default();
+    let mut sharers = provider.as_deref().map(|owner| caches.sharers(owner)).unwrap_or_default();
+    sharers.retain(|sharer| !caches.is_at_own_relay(sharer));
     let mut served = vec![(key.clone(), key.1.clone())];
     served.extend(sharers.iter().map(|sharer| (sharing::key(sharer), sharing::name_at_relay(sharer))));
     async move {
@@ -292,10 +293,11 @@ fn record_poll(ctx: &Context, caches: &Caches, schedule: &mut Schedule, result: 
     }
 }
 
-/// Returns the Provider whose relay serves this one, if it refers to another.
+/// Returns the Provider whose relay serves this one, if it refers to another and has left its own relay.
 fn shared_relay(caches: &Caches, key: &ObjectKey) -> Option<ObjectKey> {
     let provider = caches.providers.get(&ObjectRef::new(&key.1).within(&key.0))?;
-    provider.spec.relay_ref.is_some().then(|| sharing::relay_key(&provider))
+    let is_shared = provider.spec.relay_ref.is_some() && !caches.is_at_own_relay(&provider);
+    is_shared.then(|| sharing::relay_key(&provider))
 }
 
 /// Returns the Provider that this one refers to, if its relay serves this one.

@@ -29,15 +29,19 @@ use crate::spec::sharing::{self, SharingError};
 mod changes;
 mod secrets;
 mod triggers;
+mod unreadable;
 
 use changes::{pool_changes, provider_changes, relay_pod_changes};
 pub use triggers::{Changes, ObjectChange, Requests, Triggers};
+pub use unreadable::UnreadableObjects;
 
 /// The stores that both controllers read.
 #[derive(Clone)]
 pub struct Caches {
     /// All Providers of the span.
     pub providers: Store<Provider>,
+    /// Providers that exist and cannot be parsed.
+    pub unreadable_providers: UnreadableObjects,
     /// All WorkerPools of the span.
     pub pools: Store<WorkerPool>,
     /// Relay Pods.
@@ -61,8 +65,17 @@ pub fn start(client: &Client, span: &Span) -> (Caches, Requests, impl Future<Out
     let (pool_pods, pool_pods_writer) = reflector::store();
     let (deployments, deployments_writer) = reflector::store();
     let (daemon_sets, daemon_sets_writer) = reflector::store();
-    let caches =
-        Caches { providers, pools, relay_pods, pool_pods, deployments, daemon_sets, triggers: triggers.clone() };
+    let unreadable_providers = UnreadableObjects::default();
+    let caches = Caches {
+        providers,
+        unreadable_providers: unreadable_providers.clone(),
+        pools,
+        relay_pods,
+        pool_pods,
+        deployments,
+        daemon_sets,
+        triggers: triggers.clone(),
+    };
 
     let ours = format!("app.kubernetes.io/managed-by={}", names::MANAGED_BY);
     let relays = format!("{ours},app.kubernetes.io/component=relay");
@@ -70,9 +83,15 @@ pub fn start(client: &Client, span: &Span) -> (Caches, Requests, impl Future<Out
         Box::pin(keep_readable(
             span.api(client),
             providers_writer,
+            unreadable_providers,
             provider_changes(&triggers, caches.providers.clone()),
         )),
-        Box::pin(keep_readable(span.api(client), pools_writer, pool_changes(&triggers, &caches))),
+        Box::pin(keep_readable(
+            span.api(client),
+            pools_writer,
+            UnreadableObjects::default(),
+            pool_changes(&triggers, &caches),
+        )),
         Box::pin(keep(span.api(client), relays, relay_pods_writer, trim_pod, relay_pod_changes(&triggers, &caches))),
         Box::pin(keep(span.api(client), names::POOL_LABEL.into(), pool_pods_writer, trim_pod, pods(&triggers))),
         Box::pin(keep(span.api(client), ours.clone(), deployments_writer, |_| {}, objects(&triggers))),
@@ -110,6 +129,7 @@ impl Caches {
     pub(crate) fn empty(triggers: Triggers) -> Self {
         Self {
             providers: reflector::store().0,
+            unreadable_providers: UnreadableObjects::default(),
             pools: reflector::store().0,
             relay_pods: reflector::store().0,
             pool_pods: reflector::store().0,
@@ -130,6 +150,17 @@ impl Caches {
         let sharers = owner.as_deref().map(|owner| self.sharers(owner)).unwrap_or_default();
         let is_served = sharers.iter().any(|other| sharing::key(other) == sharing::key(provider));
         if is_served { Ok(owner) } else { Err(SharingError::Full(namespace, name)) }
+    }
+
+    /// Returns the Deployment of a Provider's own relays.
+    pub fn relay_deployment(&self, provider: &Provider) -> Option<Arc<Deployment>> {
+        let (namespace, name) = sharing::key(provider);
+        self.deployments.get(&ObjectRef::new(&names::relay(&name)).within(&namespace))
+    }
+
+    /// True if a Provider that refers to another one is still served by relays of its own.
+    pub fn is_at_own_relay(&self, provider: &Provider) -> bool {
+        sharing::is_at_own_relay(provider, self.relay_deployment(provider).as_deref())
     }
 
     /// Returns the other Providers that a Provider's relay serves.
@@ -195,6 +226,7 @@ async fn keep<K>(
 async fn keep_readable<K>(
     api: Api<DeserializeGuard<K>>,
     writer: reflector::store::Writer<K>,
+    unreadable: UnreadableObjects,
     changed: impl FnMut(&K, Now) + Send + 'static,
 ) where
     K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
@@ -208,7 +240,7 @@ async fn keep_readable<K>(
     let (store, known) = (writer.as_reader(), writer.as_reader());
     let stream = watcher(api, Config::default())
         .default_backoff()
-        .filter_map(move |event| future::ready(event.map(|event| readable(event, &known)).transpose()))
+        .filter_map(move |event| future::ready(event.map(|event| readable(event, &known, &unreadable)).transpose()))
         .modify(|object| object.managed_fields_mut().clear())
         .reflect(writer);
     notify(stream, &store, changed).await;
@@ -216,7 +248,7 @@ async fn keep_readable<K>(
 
 /// Returns the event without its guard, or `None` if the object cannot be parsed. An object that could be parsed before
 /// keeps its previous state, and can still be deleted.
-fn readable<K>(event: Event<DeserializeGuard<K>>, known: &Store<K>) -> Option<Event<K>>
+fn readable<K>(event: Event<DeserializeGuard<K>>, known: &Store<K>, unreadable: &UnreadableObjects) -> Option<Event<K>>
 where
     K: Resource<DynamicType = ()> + Clone,
 {
@@ -227,6 +259,7 @@ where
     };
     let read = |object: DeserializeGuard<K>| {
         let before = before(&object);
+        unreadable.note(&object, object.0.is_ok());
         let (namespace, name) = (object.namespace().unwrap_or_default(), object.name_any());
         object.0.map_or_else(
             |error| {
@@ -242,10 +275,17 @@ where
         Event::InitApply(object) => Event::InitApply(read(object)?),
         Event::Delete(object) => {
             let before = before(&object);
+            unreadable.note(&object, true);
             Event::Delete(object.0.ok().or(before)?)
         }
-        Event::Init => Event::Init,
-        Event::InitDone => Event::InitDone,
+        Event::Init => {
+            unreadable.begin_list();
+            Event::Init
+        }
+        Event::InitDone => {
+            unreadable.end_list();
+            Event::InitDone
+        }
     })
 }
 
@@ -399,8 +439,12 @@ mod tests {
     #[test]
     fn unreadable_object_does_not_block_others() {
         let (store, mut writer) = reflector::store::<Provider>();
+        let unreadable = UnreadableObjects::default();
+        let names_of = |unreadable: &UnreadableObjects| {
+            unreadable.all().into_iter().map(|(_, name)| name).collect::<Vec<String>>().join(" ")
+        };
         let mut see = |event| {
-            let event = readable(event, &store);
+            let event = readable(event, &store, &unreadable);
             event.iter().for_each(|event| writer.apply_watcher_event(event));
             let mut names: Vec<String> = store.state().iter().map(|provider| provider.name_any()).collect();
             names.sort();
@@ -411,14 +455,17 @@ mod tests {
         see(Event::InitApply(guarded("never", &odd)));
         see(Event::InitApply(guarded("good", &json!({}))));
         assert_eq!(see(Event::InitDone), "good");
+        assert_eq!(names_of(&unreadable), "never");
         assert_eq!(see(Event::Apply(guarded("other", &json!({})))), "good other");
         // The object keeps the state that was last parsed, also across a new list, until it is deleted.
         assert_eq!(see(Event::Apply(guarded("good", &odd))), "good other");
         see(Event::Init);
         see(Event::InitApply(guarded("good", &odd)));
         assert_eq!(see(Event::InitDone), "good");
+        assert_eq!(names_of(&unreadable), "good", "the list no longer contains the other");
         assert_eq!(see(Event::Delete(guarded("never", &odd))), "good");
         assert_eq!(see(Event::Delete(guarded("good", &odd))), "");
+        assert_eq!(names_of(&unreadable), "");
     }
 
     #[test]

@@ -35,8 +35,10 @@ mod cluster_view;
 mod entries;
 mod fetch;
 mod memory;
+mod moving;
 mod outcome;
 mod pace;
+mod prepare;
 mod propagate;
 pub mod reasons;
 mod reviewers;
@@ -278,7 +280,7 @@ fn is_due(
     if outcome.generation != provider.metadata.generation || outcome.cold_models != cold_models(&view.pools) {
         return true;
     }
-    if outcome.failure.is_some() {
+    if outcome.failure.as_ref().is_some_and(|failure| failure.kind != FailureKind::Lasting) {
         return !memory.awaits_retry(now);
     }
     let awaits_relays = outcome.worker_secret.as_ref().is_none_or(|secret| secret.awaits_relays);
@@ -322,10 +324,12 @@ fn next(
     memory: &ProviderMemory,
     status_due: Option<Duration>,
 ) -> Result<Action, ProviderError> {
+    let until = |at: Timestamp| at.duration_since(Timestamp::now()).try_into().unwrap_or(Duration::ZERO);
     if let Some(failure) = &outcome.failure {
         return match failure.kind {
             // The watch of users' Secrets reports the correction of an awaited one.
-            FailureKind::Final | FailureKind::Awaited => {
+            FailureKind::Final | FailureKind::Awaited | FailureKind::Lasting => {
+                let status_due = [status_due, outcome.wake_at.map(until)].into_iter().flatten().min();
                 Ok(Action::requeue(status_due.unwrap_or(IDLE_INTERVAL).min(IDLE_INTERVAL)))
             }
             FailureKind::Stalled | FailureKind::Transient => Err(ProviderError::Objects {
@@ -335,7 +339,6 @@ fn next(
             }),
         };
     }
-    let until = |at: Timestamp| at.duration_since(Timestamp::now()).try_into().unwrap_or(Duration::ZERO);
     // A relay that cannot start delays a rotation only for a limited time, and no event marks its end.
     let awaits_relays = outcome.worker_secret.as_ref().is_some_and(|secret| secret.awaits_relays);
     let waits = [

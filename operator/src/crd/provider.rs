@@ -19,7 +19,7 @@ mod sharing;
 mod status;
 
 pub use sharing::{RelayRef, SharedWith};
-pub use status::{ProviderStatus, UsageStatus, WorkerSecretStatus};
+pub use status::{MovingStep, ProviderStatus, UsageStatus, WorkerSecretStatus};
 
 /// A named queue for model requests, with an address for clients, an address for workers, and a relay of its own.
 #[derive(CustomResource, KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
@@ -52,8 +52,11 @@ pub use status::{ProviderStatus, UsageStatus, WorkerSecretStatus};
     validation = Rule::new(RELAY_HAS_DEFAULTS)
         .message("spec.relay must be omitted with spec.relayRef: the named Provider owns replicas, TLS, API keys and Service")
         .reason(Reason::FieldValueInvalid),
-    validation = Rule::new("has(self.spec.relayRef) == has(oldSelf.spec.relayRef) && (!has(self.spec.relayRef) || self.spec.relayRef == oldSelf.spec.relayRef)")
-        .message("spec.relayRef cannot be added, changed or removed: create another Provider, and delete this one when clients use the other")
+    validation = Rule::new("!has(oldSelf.spec.relayRef) || (has(self.spec.relayRef) && self.spec.relayRef == oldSelf.spec.relayRef) || (has(oldSelf.status) && has(oldSelf.status.moving) && oldSelf.status.moving == 'WaitingForRelay')")
+        .message("spec.relayRef cannot be changed or removed once that relay serves this Provider: create another Provider, and delete this one when clients use the other")
+        .reason(Reason::FieldValueInvalid),
+    validation = Rule::new("!has(self.spec.relayRef) || !has(self.spec.relayRef.namespace) || (has(oldSelf.spec.relayRef) && self.spec.relayRef == oldSelf.spec.relayRef)")
+        .message("a Provider with a relay of its own can move only to a relay of its namespace: omit spec.relayRef.namespace, or create another Provider")
         .reason(Reason::FieldValueInvalid),
 )]
 #[serde(rename_all = "camelCase")]
@@ -143,8 +146,9 @@ pub struct ProviderSpec {
     #[serde(default)]
     pub relay: Relay,
 
-    /// Provider whose relay serves this one too, at its address. This Provider then has no relay, Service and keys of
-    /// its own; queue, worker secret, models and status stay its own. Cannot be changed.
+    /// Provider whose relay serves this one too, at its address. This Provider then has no relay and keys of its own;
+    /// queue, worker secret, models and status stay its own. Can be added later if that Provider is in the same
+    /// namespace, and cannot be changed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub relay_ref: Option<RelayRef>,
 }

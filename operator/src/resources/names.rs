@@ -41,7 +41,7 @@ pub const SECRET_VERSION_ANNOTATION: &str = "modelrelay.io/secret-version";
 /// Annotation of the Secret that workers mount: the time when its value last changed. Pods created later have mounted
 /// the new value anyway.
 pub const SECRET_CHANGED_ANNOTATION: &str = "modelrelay.io/changed-at";
-/// Annotation of relay Pods whose mounted configuration is late: makes the kubelet check once more.
+/// Annotation of relay and worker Pods whose mounted configuration is late: makes the kubelet check once more.
 pub const NUDGE_ANNOTATION: &str = "modelrelay.io/nudged-at";
 /// Annotation of injected Pods: hash of the worker as it was injected.
 pub const WORKER_HASH_ANNOTATION: &str = "modelrelay.io/worker-hash";

@@ -4,9 +4,11 @@
 //! Provider's relay. That Provider's namespace owns the address, so it decides which other namespaces may be served
 //! there (`relay.sharedWith`).
 
+use k8s_openapi::api::apps::v1::Deployment;
 use kube::ResourceExt;
 
 use crate::crd::Provider;
+use crate::crd::provider::MovingStep;
 use crate::resources::names::{self, ObjectKey};
 
 /// The maximum number of Providers that refer to one relay. Their entries share one Secret of 1 MiB.
@@ -53,8 +55,31 @@ pub fn relay_key(provider: &Provider) -> ObjectKey {
 /// Returns the name by which a relay knows a Provider: its own, with its namespace if that is not the relay's. Names of
 /// Providers contain no periods, so no two Providers have the same name at a relay.
 pub fn name_at_relay(provider: &Provider) -> String {
-    let (namespace, name) = key(provider);
-    if relay_key(provider).0 == namespace { name } else { format!("{name}.{namespace}") }
+    name_in(&relay_key(provider).0, &key(provider))
+}
+
+/// Returns the name by which relays of a namespace know the Provider with this key.
+pub fn name_in(relay_namespace: &str, (namespace, name): &ObjectKey) -> String {
+    if relay_namespace == namespace { name.clone() } else { format!("{name}.{namespace}") }
+}
+
+/// True if `deployment` runs relays of this Provider, and not of a predecessor of its name.
+pub fn runs_relays(provider: &Provider, deployment: &Deployment) -> bool {
+    let is_owned = provider.uid().is_some_and(|uid| deployment.owner_references().iter().any(|owner| owner.uid == uid));
+    let replicas = deployment.spec.as_ref().and_then(|spec| spec.replicas);
+    is_owned && deployment.metadata.deletion_timestamp.is_none() && replicas != Some(0)
+}
+
+/// True if a Provider that refers to another one is still served by relays of its own: it has such relays, and its
+/// workers have not been directed to the others. `deployment` is that of its name.
+pub fn is_at_own_relay(provider: &Provider, deployment: Option<&Deployment>) -> bool {
+    let has_left = match provider.status.as_ref().and_then(|status| status.moving) {
+        None | Some(MovingStep::WaitingForRelay) => false,
+        Some(MovingStep::ConnectingWorkers | MovingStep::Draining) => true,
+    };
+    provider.spec.relay_ref.is_some()
+        && !has_left
+        && deployment.is_some_and(|deployment| runs_relays(provider, deployment))
 }
 
 /// Checks that the relay of `owner`, the Provider that this one names, may serve it.
@@ -74,11 +99,15 @@ pub fn check(provider: &Provider, owner: Option<&Provider>) -> Result<(), Sharin
 }
 
 fn is_granted(provider: &Provider, owner: &Provider) -> bool {
-    let (namespace, name) = key(provider);
+    grants(owner, &key(provider))
+}
+
+/// True if the relay of `owner` may serve the Provider with this key.
+pub fn grants(owner: &Provider, (namespace, name): &ObjectKey) -> bool {
     let lists = |grant: &crate::crd::provider::SharedWith| {
-        grant.namespace == namespace && (grant.provider.is_empty() || grant.provider == name)
+        grant.namespace == *namespace && (grant.provider.is_empty() || grant.provider == *name)
     };
-    owner.namespace().unwrap_or_default() == namespace || owner.spec.relay.shared_with.iter().any(lists)
+    owner.namespace().unwrap_or_default() == *namespace || owner.spec.relay.shared_with.iter().any(lists)
 }
 
 /// Returns the Providers that refer to `owner` and may, in the order of its relay's configuration: those of its own

@@ -134,8 +134,11 @@ async fn provider_has_own_relay_or_refers_to_one() {
         assert_refused(&namespace, referring(&relay), "spec.relay must be omitted with spec.relayRef").await;
     }
     namespace.apply(&[provider("own", &json!({})), provider("p", &json!({"relayRef": {"name": "front"}}))]).await;
-    for (name, spec) in [("own", json!({"relayRef": {"name": "front"}})), ("p", json!({"relayRef": {"name": "own"}}))] {
-        assert_refused(&namespace, provider(name, &spec), "spec.relayRef cannot be added, changed or removed").await;
+    assert_taken(&namespace, provider("own", &json!({"relayRef": {"name": "front"}}))).await;
+    let elsewhere = json!({"relayRef": {"name": "front", "namespace": "elsewhere"}});
+    assert_refused(&namespace, provider("own", &elsewhere), "only to a relay of its namespace").await;
+    for spec in [json!({"relayRef": {"name": "own"}}), json!({})] {
+        assert_refused(&namespace, provider("p", &spec), "spec.relayRef cannot be changed or removed").await;
     }
 }
 

@@ -7,6 +7,7 @@
 mod backends;
 mod certificates;
 mod evictions;
+mod moving;
 mod operator;
 pub(crate) mod outside;
 mod pools;

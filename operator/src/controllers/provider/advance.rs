@@ -71,7 +71,9 @@ pub(super) async fn advance(
     let mut applied = apply_all(ctx, &valid, &desired, memory).await;
     // Without the right, the relay serves all the same, but admits no worker and no client by a token.
     let bound = bind_reviewers(ctx, &valid, view, memory).await;
-    let is_bound = bound.is_ok();
+    // A missing binding stays missing while this operator runs.
+    let awaits_binding = matches!(bound, Err(reviewers::ReviewerError::Binding(_)));
+    let events = if applied.failure.is_none() { plan.events.clone() } else { Vec::new() };
     if let Some(error) = bound.err().filter(|_| valid.spec.reviews_tokens()) {
         applied.failure.get_or_insert(ProviderFailure::from(&error));
     }
@@ -98,8 +100,9 @@ pub(super) async fn advance(
         tls_version: fetched.tls.and_then(|tls| tls.version),
         cold_models: valid.cold_models,
         ignores_expect_workers: valid.spec.relay.expect_workers && valid.scales_from_zero,
-        events: if applied.failure.is_none() { plan.events } else { Vec::new() },
-        wake_at: next_pass(plan.wake_at, shared.is_incomplete || !is_bound, now),
+        moving: None,
+        events,
+        wake_at: next_pass(plan.wake_at, shared.is_incomplete || awaits_binding, now),
         failure: applied.failure,
     }
 }

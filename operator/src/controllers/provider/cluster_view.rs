@@ -14,9 +14,9 @@ use super::reviewers;
 use crate::cluster::cache::Caches;
 use crate::context::Context;
 use crate::crd::{Provider, WorkerPool};
-use crate::manifests::relay;
+use crate::manifests::{relay, sidecar};
 use crate::relays::state::RelaySnapshot;
-use crate::resources::names;
+use crate::resources::names::{self, ObjectKey};
 use crate::spec::sharing::{self, SharingError};
 
 /// The time that a Pod may take, from the moment its kubelet first sees it, until its relay runs or fails. Pulling a
@@ -43,6 +43,25 @@ pub(super) struct ClusterView {
     pub(super) relay: Result<Option<Arc<Provider>>, SharingError>,
     /// Other Providers that the relay serves, with their pools.
     pub(super) sharers: Vec<(Arc<Provider>, Vec<Arc<WorkerPool>>)>,
+    /// Names at the relay of Providers that cannot be parsed and may refer to this one.
+    pub(super) unreadable: Vec<String>,
+    /// The relays of its own of a Provider that refers to another one.
+    pub(super) own: Option<OwnRelays>,
+}
+
+/// The relays of a Provider that is moving to those of another one.
+#[derive(Debug, Default)]
+pub(super) struct OwnRelays {
+    /// Their Deployment; `None` if it has no replicas any more.
+    pub(super) deployment: Option<Arc<Deployment>>,
+    /// The Pods that have not ended, including those that are being deleted.
+    pub(super) pods: Vec<Arc<Pod>>,
+    /// The last report of the other Provider's relays, which includes their configuration.
+    pub(super) reported_by_others: Option<Arc<RelaySnapshot>>,
+    /// The ready Pods of its pools that have a worker.
+    pub(super) workers: Vec<Arc<Pod>>,
+    /// Providers that refer to this one.
+    pub(super) referring: Vec<String>,
 }
 
 impl ClusterView {
@@ -63,10 +82,15 @@ impl ClusterView {
             (sharer, caches.pools_of(&namespace, &name))
         };
         let providers = caches.providers.state();
+        let pools = caches.pools_of(&namespace, &name);
+        let may_refer = |key: &ObjectKey| is_own && sharing::grants(provider, key);
+        let unreadable = caches.unreadable_providers.all().into_iter().filter(may_refer);
         Self {
+            unreadable: unreadable.map(|key| sharing::name_in(&namespace, &key)).collect(),
+            own: if is_own { None } else { OwnRelays::of(ctx, caches, provider, &pools) },
             relay_pods: if relay.is_ok() { relay_pods() } else { Vec::new() },
             deployment: is_own.then(deployment).flatten(),
-            pools: caches.pools_of(&namespace, &name),
+            pools,
             reported: ctx.relays.of(&namespace, &name),
             reviewers: reviewers::relays(&providers, &namespace),
             sharers: sharing::sharers(provider, &providers).into_iter().map(with_pools).collect(),
@@ -89,7 +113,48 @@ impl ClusterView {
     pub(super) fn is_confirmed(&self, hash: &str, now: Timestamp) -> bool {
         let pods: Vec<String> =
             self.relay_pods.iter().filter(|pod| may_hold_older(pod, now)).map(|pod| pod.name_any()).collect();
-        pods.is_empty() || self.reported.as_ref().is_some_and(|reported| reported.all_run(&pods, hash))
+        pods.is_empty() || self.relay_reports().is_some_and(|reported| reported.all_run(&pods, hash))
+    }
+
+    /// Returns the last report of the relays in `relay_pods`.
+    pub(super) fn relay_reports(&self) -> Option<&RelaySnapshot> {
+        let of_others = self.own.as_ref().and_then(|own| own.reported_by_others.as_deref());
+        of_others.or(self.reported.as_deref())
+    }
+}
+
+impl OwnRelays {
+    fn of(ctx: &Context, caches: &Caches, provider: &Provider, pools: &[Arc<WorkerPool>]) -> Option<Self> {
+        let (namespace, name) = sharing::key(provider);
+        let has_label = |pod: &Pod, label: &str, value: &str| {
+            pod.metadata.namespace.as_deref() == Some(&namespace)
+                && pod.labels().get(label).is_some_and(|name| name == value)
+        };
+        let deployment =
+            caches.relay_deployment(provider).filter(|deployment| sharing::runs_relays(provider, deployment));
+        let is_own = |pod: &Arc<Pod>| has_label(pod, names::PROVIDER_LABEL, &name) && !has_ended(pod);
+        let pods: Vec<Arc<Pod>> = caches.relay_pods.state().into_iter().filter(is_own).collect();
+        if deployment.is_none() && pods.is_empty() {
+            return None;
+        }
+        let is_worker = |pod: &Arc<Pod>| {
+            pools.iter().any(|pool| has_label(pod, names::POOL_LABEL, &pool.name_any()))
+                && is_staying(pod)
+                && is_ready(pod)
+                && sidecar::worker_of(pod).is_some()
+        };
+        let relay = sharing::relay_key(provider);
+        let key = (namespace.clone(), name.clone());
+        let refers = |other: &Arc<Provider>| {
+            other.spec.relay_ref.is_some() && sharing::relay_key(other) == key && sharing::key(other) != key
+        };
+        Some(Self {
+            deployment,
+            pods,
+            reported_by_others: ctx.relays.of(&relay.0, &relay.1),
+            workers: caches.pool_pods.state().into_iter().filter(is_worker).collect(),
+            referring: caches.providers.state().iter().filter(|it| refers(it)).map(|it| it.name_any()).collect(),
+        })
     }
 }
 
@@ -135,8 +200,12 @@ pub(super) fn has_just_started(pod: &Pod, now: Timestamp) -> bool {
 }
 
 fn is_staying(pod: &Pod) -> bool {
+    pod.metadata.deletion_timestamp.is_none() && !has_ended(pod)
+}
+
+fn has_ended(pod: &Pod) -> bool {
     let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
-    pod.metadata.deletion_timestamp.is_none() && !matches!(phase, Some("Succeeded" | "Failed"))
+    matches!(phase, Some("Succeeded" | "Failed"))
 }
 
 /// True if the Pod's `Ready` condition is true.
@@ -182,6 +251,8 @@ mod tests {
         ClusterView {
             reviewers: BTreeSet::new(),
             relay: Ok(None),
+            own: None,
+            unreadable: Vec::new(),
             sharers: Vec::new(),
             relay_pods,
             deployment,

@@ -15,7 +15,7 @@ pub(super) struct Entries {
     pub(super) is_incomplete: bool,
 }
 
-/// Returns the entries. A Provider with an invalid spec keeps its previous entry, and one without secrets gets none: it
+/// Returns the entries. A Provider with an invalid spec, or that cannot be parsed, keeps its previous entry, and one without secrets gets none: it
 /// requests a pass of the relay's owner as soon as it has written them.
 pub(super) async fn entries(client: &Client, view: &ClusterView, applied: Option<&AppliedConfig>) -> Entries {
     let mut found = Entries { entries: Vec::new(), is_incomplete: false };
@@ -33,5 +33,10 @@ pub(super) async fn entries(client: &Client, view: &ClusterView, applied: Option
         let newest = newest.filter(|entry| entry.bytes() <= MAX_ENTRY_BYTES);
         found.entries.extend(newest.or_else(|| applied?.entry(&name).cloned()));
     }
+    // An operator that has just started never parsed these.
+    let is_missing = |name: &&String| !found.entries.iter().any(|entry| entry.name == **name);
+    let kept = view.unreadable.iter().filter(is_missing).filter_map(|name| applied?.entry(name).cloned());
+    let kept: Vec<SharedEntry> = kept.collect();
+    found.entries.extend(kept);
     found
 }

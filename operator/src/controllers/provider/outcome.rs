@@ -7,7 +7,7 @@ use super::reasons;
 use super::reviewers;
 use crate::cluster::apply::{ApplyError, is_forbidden};
 use crate::crd::Provider;
-use crate::crd::provider::WorkerSecretStatus;
+use crate::crd::provider::{MovingStep, WorkerSecretStatus};
 use crate::manifests::config::shared::MAX_ENTRY_BYTES;
 use crate::resources::conditions::{self, READY};
 use crate::resources::names;
@@ -37,6 +37,8 @@ pub(super) struct ProviderOutcome {
     pub(super) cold_models: Vec<String>,
     /// True if `expectWorkers` is set but ignored.
     pub(super) ignores_expect_workers: bool,
+    /// The step of a move to another Provider's relay.
+    pub(super) moving: Option<MoveState>,
     /// A value that changes when Providers that share the relay have to be reconciled.
     pub(super) published: Option<String>,
     /// The results of a rotation step.
@@ -51,7 +53,23 @@ impl ProviderOutcome {
     /// Returns what an operator that has just started knows: the status that its predecessor wrote.
     pub(super) fn before_the_first_pass(provider: &Provider) -> Self {
         let was_ready = provider.status.as_ref().is_some_and(|status| conditions::is_true(&status.conditions, READY));
-        Self { may_serve: was_ready, ..Self::default() }
+        let step = provider.status.as_ref().and_then(|status| status.moving);
+        Self { may_serve: was_ready, moving: step.map(|step| MoveState::new(step, String::new())), ..Self::default() }
+    }
+}
+
+/// A step of a move to another Provider's relay.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct MoveState {
+    /// The step.
+    pub(super) step: MovingStep,
+    /// What it waits for.
+    pub(super) message: String,
+}
+
+impl MoveState {
+    pub(super) fn new(step: MovingStep, message: impl Into<String>) -> Self {
+        Self { step, message: message.into() }
     }
 }
 
@@ -106,6 +124,8 @@ pub(super) enum FailureKind {
     Stalled,
     /// A user's Secret is missing or wrong. A watch reports its correction.
     Awaited,
+    /// The operator was installed without a right. It cannot change while the operator runs, and the rest works.
+    Lasting,
     /// Retried with a back-off.
     Transient,
 }
@@ -115,7 +135,7 @@ impl ProviderFailure {
     pub(super) fn stalls(&self) -> bool {
         match self.kind {
             FailureKind::Final | FailureKind::Stalled => true,
-            FailureKind::Awaited | FailureKind::Transient => false,
+            FailureKind::Awaited | FailureKind::Lasting | FailureKind::Transient => false,
         }
     }
 
@@ -141,6 +161,12 @@ impl ProviderFailure {
              allowed: remove models, or give this Provider a relay of its own"
         );
         Self::new(reasons::RELAY_FULL, FailureKind::Final, "relay_full", &message)
+    }
+
+    /// The Provider cannot move to the relay that it refers to.
+    pub(super) fn cannot_move(why: &dyn std::fmt::Display) -> Self {
+        let message = format!("spec.relayRef: {why}");
+        Self::new(reasons::INVALID_SPEC, FailureKind::Final, "invalid_spec", &message)
     }
 
     fn new(reason: &'static str, kind: FailureKind, word: &'static str, message: &dyn std::fmt::Display) -> Self {
@@ -203,7 +229,7 @@ impl From<&reviewers::ReviewerError> for ProviderFailure {
     fn from(error: &reviewers::ReviewerError) -> Self {
         match error {
             reviewers::ReviewerError::NoBinding => {
-                Self::new(reasons::FORBIDDEN, FailureKind::Transient, "forbidden", error)
+                Self::new(reasons::FORBIDDEN, FailureKind::Lasting, "forbidden", error)
             }
             reviewers::ReviewerError::Binding(cause) => Self { message: error.to_string(), ..Self::from(cause) },
         }

@@ -50,7 +50,7 @@ pub(super) async fn propagate(
 
 type PodPatch = (String, Map<String, Value>);
 
-async fn annotate(api: &Api<Pod>, pod: String, annotations: Map<String, Value>) -> Result<(), kube::Error> {
+pub(super) async fn annotate(api: &Api<Pod>, pod: String, annotations: Map<String, Value>) -> Result<(), kube::Error> {
     let patch = Patch::Merge(json!({"metadata": {"annotations": annotations}}));
     let params = PatchParams { field_manager: Some(names::FIELD_MANAGER.to_owned()), ..PatchParams::default() };
     match api.patch_metadata(&pod, &params, &patch).await {

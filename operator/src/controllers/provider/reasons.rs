@@ -42,6 +42,8 @@ reasons! {
     ROLLOUT_STUCK = "RolloutStuck";
     /// A new worker secret is being distributed to the relays; workers get it as soon as all relays accept it.
     ROTATING_SECRET = "RotatingSecret";
+    /// The Provider is moving to the relay of `relayRef`; the message names the step. Its own relay serves until then.
+    MOVING_RELAY = "MovingRelay";
     /// The spec is invalid; the message names the field. The previous configuration stays in effect.
     INVALID_SPEC = "InvalidSpec";
     /// A Secret that the spec names, or its key, is missing. The operator retries when it changes.

@@ -5,20 +5,21 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use k8s_openapi::jiff::Timestamp;
 
 use super::advance::{self, apply_one};
-use super::cluster_view::ClusterView;
-use super::fetch::{self, FetchedSecrets, fetch};
+use super::cluster_view::{ClusterView, OwnRelays};
+use super::fetch;
 use super::memory::ProviderMemory;
+use super::moving;
 use super::outcome::{ProviderFailure, ProviderOutcome, WorkerSecret};
+use super::prepare::{PreparedSharer, prepare};
 use super::reviewers;
 use crate::cluster::apply::Owner;
 use crate::cluster::cache::Caches;
 use crate::context::Context;
 use crate::crd::Provider;
-use crate::manifests::config::shared::{AppliedConfig, MAX_ENTRY_BYTES, SharedEntry};
 use crate::manifests::{config, secrets};
 use crate::resources::names;
-use crate::spec::provider::{ValidatedProvider, validate};
-use crate::spec::rotation::{Plan, RelaySide};
+use crate::spec::provider::ValidatedProvider;
+use crate::spec::rotation::Plan;
 use crate::spec::sharing;
 
 /// Requests a pass of the Providers whose objects depend on this one's: the relay's owner, or those that it serves.
@@ -43,20 +44,30 @@ pub(super) async fn advance(
 ) -> ProviderOutcome {
     let kept = advance::kept(provider, memory);
     let generation = kept.generation;
+    if let Some(own) = &view.own
+        && is_moving(ctx, provider, own).await
+    {
+        return moving::advance(ctx, provider, view, own, memory).await;
+    }
     if let Err(error) = &view.relay {
         let failure = Some(ProviderFailure::from(error));
-        return ProviderOutcome { failure, config_hash: None, may_serve: false, ..kept };
+        return ProviderOutcome { failure, config_hash: None, may_serve: false, moving: None, ..kept };
     }
     let step = match prepare(ctx, provider, view).await {
         Ok(step) => step,
         Err(failure) => return ProviderOutcome { failure: Some(failure), ..kept },
     };
-    let PreparedSharer { valid, plan, entry, applied } = step;
+    let config_hash = step.config_hash();
+    let PreparedSharer { valid, plan, .. } = step;
     let published = match write_secrets(ctx, &valid, &plan, memory).await {
         Ok(published) => published,
         Err(failure) => return ProviderOutcome { failure: Some(failure), ..kept },
     };
-    let config_hash = applied.filter(|applied| applied.entry(&entry.name) == Some(&entry)).map(|applied| applied.hash);
+    if let (Some(_), Ok(Some(owner))) = (&config_hash, &view.relay)
+        && let Err(failure) = moving::keep_service(ctx, provider, owner).await
+    {
+        return ProviderOutcome { failure: Some(failure), moving: None, ..kept };
+    }
     // The owner's pass requests another one of this Provider; this is only a precaution.
     let polls = config_hash.is_none();
     // The relay serves all the same, but admits no worker by a token.
@@ -73,49 +84,20 @@ pub(super) async fn advance(
         tls_version: None,
         cold_models: valid.cold_models,
         ignores_expect_workers: false,
+        moving: None,
         published: Some(published),
         wake_at: advance::next_pass(plan.wake_at, polls, Timestamp::now()),
-        events: if failure.is_none() { plan.events } else { Vec::new() },
+        // The missing right concerns no Secret: the step was completed.
+        events: plan.events,
         failure,
     }
 }
 
-/// The values to write, and the configuration that relays mount.
-struct PreparedSharer {
-    valid: ValidatedProvider,
-    plan: Plan,
-    entry: SharedEntry,
-    applied: Option<AppliedConfig>,
-}
-
-async fn prepare(ctx: &Context, provider: &Provider, view: &ClusterView) -> Result<PreparedSharer, ProviderFailure> {
-    let valid = validate(provider, &view.pools).map_err(|error| ProviderFailure::from(&error))?;
-    let fetched = fetch(&ctx.client, provider).await.map_err(|error| ProviderFailure::from(&error))?;
-    let applied = fetch::applied_config_of(&ctx.client, &sharing::relay_key(provider)).await;
-    let applied = applied.map_err(|error| ProviderFailure::from(&error))?;
-    let name = sharing::name_at_relay(provider);
-    let now = Timestamp::now();
-    let confirmed = is_confirmed(&fetched, applied.as_ref(), &name, view, now);
-    let plan = advance::plan_worker_secret(provider, &fetched, confirmed, now)?;
-    let secrets =
-        RelaySide { current: plan.current.clone(), previous: plan.previous.clone(), acted_on: plan.acted_on.clone() };
-    let entry = SharedEntry::of(&valid, &name, &secrets);
-    match entry.bytes() {
-        bytes if bytes > MAX_ENTRY_BYTES => Err(ProviderFailure::too_large(bytes)),
-        _ => Ok(PreparedSharer { valid, plan, entry, applied }),
-    }
-}
-
-/// True if every relay admits workers by exactly the secrets that this Provider has published.
-fn is_confirmed(
-    fetched: &FetchedSecrets,
-    applied: Option<&AppliedConfig>,
-    name: &str,
-    view: &ClusterView,
-    now: Timestamp,
-) -> bool {
-    let (Some(applied), Some(secrets)) = (applied, &fetched.relay) else { return false };
-    applied.has_secrets(name, secrets) && view.is_confirmed(&applied.hash, now)
+/// True if relays of its own still use the Secret of the Provider, so that a move has not ended. If it cannot be read,
+/// nothing is written either.
+async fn is_moving(ctx: &Context, provider: &Provider, own: &OwnRelays) -> bool {
+    own.deployment.is_some()
+        || !matches!(fetch::applied_config_of(&ctx.client, &sharing::key(provider)).await, Ok(None))
 }
 
 /// Writes the Secret that the relay's owner reads and the one that workers mount. Returns a value that changes with the

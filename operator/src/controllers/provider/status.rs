@@ -10,7 +10,7 @@ use kube::ResourceExt;
 use super::cluster_view::{ClusterView, has_just_started, is_ready};
 use super::outcome::{ProviderFailure, ProviderOutcome};
 use super::reasons;
-use crate::crd::provider::UsageStatus;
+use crate::crd::provider::{MovingStep, UsageStatus};
 use crate::crd::{Provider, ProviderStatus};
 use crate::plural::one_or;
 use crate::relays::state::{RelaySnapshot, UsageReport};
@@ -39,12 +39,15 @@ pub(super) fn status(facts: &ProviderFacts<'_>, before: &ProviderStatus, now: &T
     let was_ready = conditions::is_true(&before.conditions, READY);
     let wanted = [facts.ready(now.0, was_ready), facts.programmed(), facts.reconciling(), facts.stalled()];
     let numbers = Numbers::of(facts.view);
+    // Its own relay still has the address.
+    let stays = facts.own_relay_serves();
     ProviderStatus {
         observed_generation: generation,
         conditions: conditions::merge(&before.conditions, &wanted, generation, now),
-        endpoint: facts.relay_owner().map(endpoint),
-        worker_endpoint: facts.relay_owner().map(worker_endpoint),
-        relay: Some(relay_shown(facts.provider)),
+        endpoint: if stays { before.endpoint.clone() } else { facts.relay_owner().map(endpoint) },
+        worker_endpoint: if stays { before.worker_endpoint.clone() } else { facts.relay_owner().map(worker_endpoint) },
+        relay: if stays { before.relay.clone() } else { Some(relay_shown(facts.provider)) },
+        moving: facts.outcome.moving.as_ref().map(|moving| moving.step),
         name_at_relay: Some(sharing::name_at_relay(facts.provider)),
         // The predecessor's value is kept until this operator has a result of its own.
         worker_secret: facts
@@ -145,9 +148,20 @@ impl<'a> ProviderFacts<'a> {
         self.provider.spec.relay_ref.is_some()
     }
 
+    /// True if the Provider refers to another one, and clients are still served by a relay of its own.
+    fn own_relay_serves(&self) -> bool {
+        let step = self.outcome.moving.as_ref().map(|moving| moving.step);
+        matches!(step, Some(MovingStep::WaitingForRelay | MovingStep::ConnectingWorkers))
+    }
+
     fn ready(&self, now: Timestamp, was_ready: bool) -> Wanted {
         let spec = &self.provider.spec;
         let no = |reason, message: String| Wanted::new(READY, false, reason, message);
+        let mut own = self.view.own.iter().flat_map(|own| &own.pods);
+        if spec.enabled && self.own_relay_serves() && own.any(|pod| is_ready(pod)) {
+            let message = format!("its own relay serves until the move to that of {}", relay_shown(self.provider));
+            return Wanted::new(READY, true, reasons::SERVING, message);
+        }
         if let Some(failure) = self.failure_that_matters() {
             return no(failure.reason, self.with_consequence(failure));
         }
@@ -286,7 +300,7 @@ impl<'a> ProviderFacts<'a> {
         let mut waiting = None;
         for pod in &self.view.relay_pods {
             let name = pod.name_any();
-            let report = self.view.reported.as_ref().and_then(|reported| reported.relays.get(&name));
+            let report = self.view.relay_reports().and_then(|reported| reported.relays.get(&name));
             let why = match report {
                 Some(Ok(report)) if report.config_hash.as_deref() == Some(hash) => continue,
                 Some(Ok(report)) => match &report.config_error {
@@ -313,6 +327,9 @@ impl<'a> ProviderFacts<'a> {
                 return Wanted::new(RECONCILING, false, failure.reason, "");
             }
             return yes(failure.reason, failure.message.clone());
+        }
+        if let Some(moving) = &self.outcome.moving {
+            return yes(reasons::MOVING_RELAY, moving.message.clone());
         }
         if let Some(message) = self.rolling_out().filter(|_| self.stuck().is_none()) {
             return yes(reasons::ROLLING_OUT, message);

@@ -3,6 +3,7 @@
 #![allow(clippy::needless_pass_by_value, reason = "values are written where they are used")]
 
 use k8s_openapi::ByteString;
+use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{Pod, Secret, Service};
 use kube::Resource;
 use kube::runtime::reflector::store::Writer;
@@ -13,11 +14,13 @@ use serde_json::{Value, json};
 use super::*;
 use crate::cluster::cache::{Changes, Now, Requests, Triggers};
 use crate::context::OperatorLocation;
+use crate::crd::WorkerPool;
 use crate::relays::state::{ModelReport, RelayReport, RelaySnapshot, WorkerReport};
 use crate::settings::defaults::{Defaults, RelayDefaults};
 
 mod api;
 mod conditions;
+mod moving;
 mod reviewers;
 mod secrets;
 mod sharing;
@@ -32,6 +35,9 @@ struct World {
     shared: Arc<ProviderContext>,
     pods: Writer<Pod>,
     providers: Writer<Provider>,
+    deployments: Writer<Deployment>,
+    pools: Writer<WorkerPool>,
+    pool_pods: Writer<Pod>,
     // The receivers of the triggers, without which nothing can be requested.
     _requests: Requests,
 }
@@ -53,9 +59,21 @@ impl World {
         let (triggers, requests) = Triggers::channels();
         let (relay_pods, pods) = reflector::store();
         let (providers, providers_writer) = reflector::store();
-        let caches = Caches { providers, relay_pods, ..Caches::empty(triggers) };
+        let (deployments, deployments_writer) = reflector::store();
+        let (pools, pools_writer) = reflector::store();
+        let (pool_pods, pool_pods_writer) = reflector::store();
+        let caches = Caches { providers, relay_pods, deployments, pools, pool_pods, ..Caches::empty(triggers) };
         let shared = Arc::new(ProviderContext { ctx, caches, ledger: Mutex::default() });
-        Self { api, shared, pods, providers: providers_writer, _requests: requests }
+        Self {
+            api,
+            shared,
+            pods,
+            providers: providers_writer,
+            deployments: deployments_writer,
+            pools: pools_writer,
+            pool_pods: pool_pods_writer,
+            _requests: requests,
+        }
     }
 
     /// Runs a pass after a change in the cluster.

@@ -93,7 +93,7 @@ pub struct RelayName {
 
 /// Returns the relay of the pool's Provider: its own, or the one that it refers to, whether that serves it or not.
 pub fn relay_name(caches: &Caches, pool: &WorkerPool) -> RelayName {
-    match provider_of(caches, pool) {
+    match provider_of(caches, pool).filter(|provider| !caches.is_at_own_relay(provider)) {
         Some(provider) => {
             let (namespace, name) = sharing::relay_key(&provider);
             RelayName { namespace, name, provider: sharing::name_at_relay(&provider) }
@@ -114,7 +114,8 @@ async fn relay_transport(
     caches: &Caches,
     pool: &WorkerPool,
 ) -> Result<RelayTransport, PoolFetchError> {
-    let provider = provider_of(caches, pool);
+    // Its own relays keep the transport that they had before it referred to another Provider.
+    let provider = provider_of(caches, pool).filter(|provider| !caches.is_at_own_relay(provider));
     // Without a grant, nothing of the other namespace is read. Workers keep what they had.
     let owner = provider.and_then(|provider| Some(caches.relay_of(&provider).ok()?.unwrap_or(provider)));
     if let Some(owner) = owner {
@@ -138,7 +139,9 @@ async fn relay_transport(
 
 /// True if the pool's Provider refers to another one that does not serve it and has a certificate.
 fn refuses_and_has_tls(caches: &Caches, pool: &WorkerPool) -> bool {
-    let Some(provider) = provider_of(caches, pool) else { return false };
+    let Some(provider) = provider_of(caches, pool).filter(|provider| !caches.is_at_own_relay(provider)) else {
+        return false;
+    };
     let (namespace, name) = sharing::relay_key(&provider);
     let owner = caches.providers.get(&ObjectRef::new(&name).within(&namespace));
     caches.relay_of(&provider).is_err() && owner.is_some_and(|owner| owner.spec.relay.tls.is_some())

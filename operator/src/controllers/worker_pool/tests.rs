@@ -155,7 +155,8 @@ impl Scene {
         let (daemon_sets, daemon_sets_writer) = reflector::store();
         providers_writer.apply_watcher_event(&watcher::Event::Apply(provider()));
         let (triggers, _) = Triggers::channels();
-        let caches = Caches { providers, pools, relay_pods, pool_pods, deployments, daemon_sets, triggers };
+        let caches =
+            Caches { providers, pools, relay_pods, pool_pods, deployments, daemon_sets, ..Caches::empty(triggers) };
         Self {
             server,
             shared: Arc::new(PoolContext { ctx, caches, memory: PoolMemories::default() }),

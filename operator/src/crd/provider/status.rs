@@ -34,6 +34,9 @@ pub struct ProviderStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 256))]
     pub name_at_relay: Option<String>,
+    /// Progress of a move from a relay of its own to the relay of relayRef; absent once the former has ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub moving: Option<MovingStep>,
     /// Secret that workers present.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub worker_secret: Option<WorkerSecretStatus>,
@@ -56,6 +59,17 @@ pub struct ProviderStatus {
     /// Requests and tokens of all relays since they started, updated once a minute.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub usage: Option<UsageStatus>,
+}
+
+/// A step of a move from a relay of its own to another Provider's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+pub enum MovingStep {
+    /// The other relay does not serve this Provider yet. relayRef can still be changed or removed.
+    WaitingForRelay,
+    /// Workers are connecting to the other relay, and keep their links to the former one.
+    ConnectingWorkers,
+    /// The Service of this Provider leads to the other relay, and the former one finishes its requests.
+    Draining,
 }
 
 /// Requests and tokens of a Provider's relays since they started.

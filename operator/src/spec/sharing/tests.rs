@@ -85,3 +85,26 @@ fn oldest_sharers_are_served_beyond_limit() {
     assert_eq!(served.len(), MAX_SHARERS);
     assert!(!served.iter().any(|provider| key(provider) == key(&all[MAX_SHARERS])), "the youngest is left out");
 }
+
+#[test]
+fn provider_leaves_own_relay_when_workers_connect_to_other() {
+    let deployment = |uid: &str, replicas: i32| -> Deployment {
+        let owners = json!([{"apiVersion": "modelrelay.io/v1alpha1", "kind": "Provider", "name": "chat", "uid": uid}]);
+        let spec = json!({"replicas": replicas, "selector": {}, "template": {}});
+        serde_json::from_value(json!({"metadata": {"name": "chat-relay", "ownerReferences": owners}, "spec": spec}))
+            .unwrap()
+    };
+    let at_step = |step: Option<MovingStep>| {
+        let mut provider = Provider::clone(&referring("llm", "chat"));
+        provider.metadata.uid = Some("mine".to_owned());
+        provider.status = Some(crate::crd::ProviderStatus { moving: step, ..Default::default() });
+        provider
+    };
+    let mine = deployment("mine", 1);
+    let stays = |step| is_at_own_relay(&at_step(step), Some(&mine));
+    assert!(stays(None) && stays(Some(MovingStep::WaitingForRelay)));
+    assert!(!stays(Some(MovingStep::ConnectingWorkers)) && !stays(Some(MovingStep::Draining)));
+    for gone in [None, Some(deployment("mine", 0)), Some(deployment("predecessor", 1))] {
+        assert!(!is_at_own_relay(&at_step(None), gone.as_ref()));
+    }
+}

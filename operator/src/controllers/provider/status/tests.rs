@@ -48,6 +48,8 @@ fn reported(relays: &[(&str, &str)]) -> Arc<RelaySnapshot> {
 
 fn serving() -> ClusterView {
     ClusterView {
+        own: None,
+        unreadable: Vec::new(),
         reviewers: BTreeSet::new(),
         relay: Ok(None),
         sharers: Vec::new(),
@@ -103,6 +105,8 @@ fn relay_with_applied_configuration_serves() {
 fn first_pass_sets_every_condition() {
     let view = ClusterView {
         relay: Ok(None),
+        own: None,
+        unreadable: Vec::new(),
         sharers: Vec::new(),
         relay_pods: Vec::new(),
         deployment: None,

@@ -18,6 +18,8 @@ pub(super) struct State {
     pub(super) objects: BTreeMap<String, Value>,
     /// `PATCH services/local` and so on, in order; reads are omitted.
     pub(super) writes: Vec<String>,
+    /// The reasons of published Events, in order.
+    events: Vec<String>,
     /// Returns the status code for a method and a path, if it is not the usual one.
     pub(super) refuse: Option<Refusal>,
     version: u64,
@@ -42,6 +44,10 @@ impl FakeApi {
         std::mem::take(&mut self.0.lock().unwrap().writes)
     }
 
+    pub(super) fn events(&self) -> Vec<String> {
+        self.0.lock().unwrap().events.clone()
+    }
+
     /// Returns an object by the end of its path, such as `secrets/local-worker`.
     pub(super) fn object(&self, end: &str) -> Option<Value> {
         let state = self.0.lock().unwrap();
@@ -64,6 +70,9 @@ impl FakeApi {
             let short = path.rsplit("/llm/").next().unwrap_or(path);
             state.writes.push(format!("{method} {short}"));
         }
+        if method == "POST" && path.contains("/events") {
+            state.events.extend(body["reason"].as_str().map(str::to_owned));
+        }
         if let Some(code) = state.refuse.as_ref().and_then(|refuse| refuse(method, path)) {
             return (code, status(code, "a test says so"));
         }
@@ -80,7 +89,14 @@ impl State {
     fn patch(&mut self, path: &str, body: Value) -> Value {
         let Some(parent) = path.strip_suffix("/status") else {
             self.version += 1;
+            let is_applied = body.get("kind").is_some();
             let mut object = body;
+            // A merge patch, of an object that a test may not have stored.
+            if let Some(before) = self.objects.get(path).filter(|_| !is_applied) {
+                let mut merged = before.clone();
+                json_patch::merge(&mut merged, &object);
+                object = merged;
+            }
             object["metadata"]["resourceVersion"] = json!(self.version.to_string());
             if path.contains("/pods/") {
                 object["metadata"]["name"] = json!("pod");

@@ -13,7 +13,7 @@ fn by_token() -> Provider {
 #[tokio::test]
 async fn missing_right_to_bind_reviewers_is_reported() {
     let world = World::new();
-    world.pass(&by_token()).await.unwrap_err();
+    world.pass(&by_token()).await.expect("there is nothing to retry");
     assert_eq!(world.condition("Reconciling"), ("True".into(), "Forbidden".into()));
     let status = world.api.object("providers/local/status").unwrap();
     assert!(status.to_string().contains("rbac.workerTokens=true"), "{status}");
@@ -21,7 +21,7 @@ async fn missing_right_to_bind_reviewers_is_reported() {
     // Tenants need the same right.
     let world = World::new();
     let tenants = json!([{"namespace": "apps"}]);
-    world.pass(&provider(json!({"relay": {"requireApiKeys": true, "tenants": tenants}}))).await.unwrap_err();
+    world.pass(&provider(json!({"relay": {"requireApiKeys": true, "tenants": tenants}}))).await.unwrap();
     let status = world.api.object("providers/local/status").unwrap();
     assert!(status.to_string().contains("spec.relay.tenants: this operator cannot grant"), "{status}");
     // A Provider that does not need the right is unaffected.
@@ -47,12 +47,27 @@ async fn missing_right_is_reported_by_sharer_that_needs_it() {
     let mut world = World::new();
     let (owner, guest) = add_owner_and_guest(&mut world);
     world.pass(&owner).await.unwrap();
-    world.pass(&guest).await.unwrap_err();
+    world.pass(&guest).await.expect("there is nothing to retry");
     world.changed(&owner).await.unwrap();
     assert_ne!(world.condition("Reconciling").1, "Forbidden", "it is not the owner's problem");
     let status = world.api.object("providers/guest/status").unwrap().to_string();
     assert!(status.contains("Forbidden") && status.contains("rbac.workerTokens=true"), "{status}");
     assert!(world.value("local-relay", "guest.worker-secret").is_some(), "it is served all the same");
+}
+
+#[tokio::test]
+async fn sharer_without_right_publishes_its_rotation() {
+    let mut world = World::new();
+    let (owner, mut guest) = add_owner_and_guest(&mut world);
+    for provider in [&owner, &guest, &owner] {
+        world.changed(provider).await.unwrap();
+        world.pass(provider).await.unwrap();
+    }
+    world.api.annotate(&format!("{SECRETS}/guest-worker"), "modelrelay.io/changed-at", "2026-01-01T00:00:00Z");
+    guest.metadata.annotations = Some([("modelrelay.io/rotate".to_owned(), "1".to_owned())].into());
+    world.shared.caches.triggers.provider("llm", "guest");
+    world.pass(&guest).await.unwrap();
+    assert!(world.api.events().iter().any(|event| event == "SecretRotationStarted"), "{:?}", world.api.events());
 }
 
 #[tokio::test]

@@ -189,6 +189,24 @@ async fn invalid_sharer_keeps_its_previous_entry() {
 }
 
 #[tokio::test]
+async fn unparseable_sharer_keeps_its_entry_after_restart() {
+    let mut world = World::new();
+    let (owner, sharer) = (front(), chat(json!({}), json!({"models": [{"id": "kept"}]})));
+    world.share(&owner, &sharer).await;
+    let yaml = world.shared_yaml();
+    // A new operator cannot parse it.
+    world.providers.apply_watcher_event(&watcher::Event::Delete(sharer.clone()));
+    world.shared.ledger().memories.clear();
+    world.shared.caches.unreadable_providers.note(&sharer, false);
+    world.changed_one(&owner).await;
+    assert_eq!(world.shared_yaml(), yaml);
+    assert!(world.value("front-relay", "chat.research.worker-secret").is_some());
+    world.shared.caches.unreadable_providers.note(&sharer, true);
+    world.changed_one(&owner).await;
+    assert!(!world.shared_yaml().contains("chat"), "it is gone");
+}
+
+#[tokio::test]
 async fn rotation_of_sharer_waits_for_shared_relays() {
     let mut world = World::new();
     let (owner, sharer) = (front(), chat(json!({}), json!({})));

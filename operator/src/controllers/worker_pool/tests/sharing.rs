@@ -36,3 +36,27 @@ async fn workers_dial_shared_relay_by_name_at_relay() {
     let template = scene.server.lock().unwrap().objects[DEPLOYMENT]["spec"]["template"]["spec"].to_string();
     assert!(template.contains(r#""secretName":"local-worker""#), "the secret is that of its own Provider: {template}");
 }
+
+#[tokio::test]
+async fn workers_of_moving_provider_stay_until_its_step() {
+    let mut scene = Scene::new(&json!({}));
+    let deployment = json!({
+        "metadata": {
+            "name": "local-relay", "namespace": "llm",
+            "ownerReferences": [{"apiVersion": "modelrelay.io/v1alpha1", "kind": "Provider", "name": "local", "uid": "u"}],
+        },
+        "spec": {"replicas": 1, "selector": {}, "template": {}},
+    });
+    scene.deployments.apply_watcher_event(&watcher::Event::Apply(serde_json::from_value(deployment).unwrap()));
+    scene.providers.apply_watcher_event(&watcher::Event::Apply(testing::provider("llm", "all", &json!({}))));
+    let cases = [("WaitingForRelay", "local"), ("ConnectingWorkers", "all"), ("Draining", "all")];
+    for (step, relay) in cases {
+        let mut moving = testing::provider("llm", "local", &json!({"relayRef": {"name": "all"}}));
+        moving.metadata.uid = Some("u".to_owned());
+        moving.status = serde_json::from_value(json!({"moving": step})).unwrap();
+        scene.providers.apply_watcher_event(&watcher::Event::Apply(moving));
+        scene.reconcile().await.unwrap();
+        let yaml = scene.server.lock().unwrap().objects[CONFIG_MAP]["data"]["worker.yaml"].as_str().unwrap().to_owned();
+        assert!(yaml.contains(&format!("relay: dns+http://{relay}-workers.llm.svc:8081\n")), "{step}: {yaml}");
+    }
+}

@@ -32,6 +32,7 @@ use crate::cluster::apply::{ApplyError, Owner};
 use crate::context::Context;
 use crate::crd::Provider;
 use crate::crd::provider::MovingStep;
+use crate::plural::counted;
 use crate::resources::names;
 use crate::spec::sharing;
 
@@ -122,7 +123,8 @@ async fn next(
     config_hash: Option<&str>,
 ) -> Result<MoveState, ProviderFailure> {
     let draining = || {
-        let message = format!("{} of its own relay are finishing their requests", plural_pods(own.pods.len()));
+        let one = "Pod of its own relay finishes its requests";
+        let message = counted(own.pods.len(), one, "Pods of its own relay finish their requests");
         MoveState::new(MovingStep::Draining, message)
     };
     let Some(deployment) = &own.deployment else { return Ok(draining()) };
@@ -167,10 +169,6 @@ async fn next(
     }
     end(&ctx.client, deployment).await?;
     Ok(draining())
-}
-
-fn plural_pods(number: usize) -> String {
-    crate::plural::counted(number, "Pod", "Pods")
 }
 
 /// Returns the Pods whose worker is not connected to each of these relays.

@@ -24,6 +24,7 @@ use serde_json::{Map, Value, json};
 
 use super::advance;
 use super::cluster_view::{ClusterView, OwnRelays, is_ready};
+use super::fetch;
 use super::memory::ProviderMemory;
 use super::outcome::{MoveState, ProviderFailure, ProviderOutcome, WorkerSecret};
 use super::prepare::{PreparedSharer, prepare};
@@ -64,8 +65,10 @@ pub(super) async fn advance(
         }
     };
     let stay = |failure| ProviderOutcome { failure: Some(failure), ..kept.clone() };
-    if let Some(why) = objection(provider, owner, own) {
-        return ProviderOutcome { moving: waiting(), ..stay(ProviderFailure::cannot_move(&why)) };
+    match objection(ctx, provider, owner, own).await {
+        Ok(None) => {}
+        Ok(Some(why)) => return ProviderOutcome { moving: waiting(), ..stay(ProviderFailure::cannot_move(&why)) },
+        Err(failure) => return stay(failure),
     }
     let prepared = match prepare(ctx, provider, view).await {
         Ok(prepared) => prepared,
@@ -94,22 +97,36 @@ pub(super) async fn advance(
 }
 
 /// Returns why the relay of `owner` cannot take over the clients of the Provider.
-fn objection(provider: &Provider, owner: &Provider, own: &OwnRelays) -> Option<String> {
-    // From then on its Service leads to the other relay.
-    own.deployment.as_ref()?;
+async fn objection(
+    ctx: &Context,
+    provider: &Provider,
+    owner: &Provider,
+    own: &OwnRelays,
+) -> Result<Option<String>, ProviderFailure> {
+    // Without a Deployment, its Service already leads to the other relay.
+    if own.deployment.is_none() {
+        return Ok(None);
+    }
     let name = owner.name_any();
     if owner.namespace() != provider.namespace() {
-        return Some(format!(
+        return Ok(Some(format!(
             "this Provider has a relay of its own, and its Service cannot lead to Provider {name} of another namespace: create another Provider"
-        ));
+        )));
     }
     if owner.spec.relay.require_api_keys {
-        return Some(format!(
+        return Ok(Some(format!(
             "Provider {name} requires API keys, and does not know those of this Provider's clients: create another Provider"
-        ));
+        )));
     }
-    let referring = own.referring.first()?;
-    Some(format!("Provider {referring} refers to this one and would have no relay: move it first"))
+    let applied = fetch::applied_config_of(&ctx.client, &sharing::key(provider)).await;
+    if applied.map_err(|error| ProviderFailure::from(&error))?.is_some_and(|applied| applied.requires_api_keys) {
+        return Ok(Some(format!(
+            "this Provider's relay requires API keys, and Provider {name} does not: first set relay.requireApiKeys to false, or create another Provider"
+        )));
+    }
+    let referring = own.referring.first();
+    Ok(referring
+        .map(|referring| format!("Provider {referring} refers to this one and would have no relay: move it first")))
 }
 
 /// Takes the next step, and returns the current one.

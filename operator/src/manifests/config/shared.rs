@@ -60,6 +60,8 @@ pub struct AppliedConfig {
     pub hash: String,
     /// Its salt.
     pub salt: Option<Secret>,
+    /// True if clients need an API key.
+    pub requires_api_keys: bool,
     /// The Providers in it.
     pub entries: Vec<SharedEntry>,
 }
@@ -82,7 +84,8 @@ impl AppliedConfig {
         }
         let secrets = entries.iter().flat_map(|entry| &entry.secrets);
         let hash = config_hash(yaml.as_bytes(), secrets.map(|(file, value)| (file.as_str(), value.expose())));
-        Some(Self { hash, salt: salt_of(yaml).map(Secret::new), entries })
+        let requires_api_keys = parsed.get("requireApiKeys").and_then(Value::as_bool).unwrap_or(false);
+        Some(Self { hash, salt: salt_of(yaml).map(Secret::new), requires_api_keys, entries })
     }
 
     /// Returns the entry with this name.

@@ -41,8 +41,12 @@ impl Scene {
 
     /// `owner` and `chat`, which had a relay of its own until now.
     async fn of(owner: &Provider, chat: Provider) -> Self {
+        Self::after(named("chat", 1, json!({})), owner, chat).await
+    }
+
+    /// `owner` and `chat`, which was `before` until now.
+    async fn after(before: Provider, owner: &Provider, chat: Provider) -> Self {
         let mut world = World::new();
-        let before = named("chat", 1, json!({}));
         world.providers.apply_watcher_event(&watcher::Event::Apply(owner.clone()));
         world.providers.apply_watcher_event(&watcher::Event::Apply(before.clone()));
         for provider in [owner, &before] {
@@ -210,6 +214,19 @@ async fn impossible_move_leaves_own_relay_serving() {
         assert!(scene.is_at_own_relay());
         assert_eq!((scene.selected().as_str(), scene.replicas()), ("chat", 1));
     }
+}
+
+#[tokio::test]
+async fn provider_that_requires_keys_stays_at_its_relay() {
+    let before = named("chat", 1, json!({"relay": {"requireApiKeys": true}}));
+    let mut scene = Scene::after(before, &front(), chat()).await;
+    scene.front_reports(&["vllm-1"]);
+    for _ in 0..3 {
+        assert_eq!(scene.step().await, "WaitingForRelay");
+    }
+    let stalled = scene.condition("Stalled");
+    assert!(stalled.1 == "InvalidSpec" && stalled.2.contains("relay requires API keys"), "{stalled:?}");
+    assert_eq!((scene.selected().as_str(), scene.replicas()), ("chat", 1));
 }
 
 #[tokio::test]

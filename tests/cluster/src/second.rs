@@ -32,7 +32,11 @@ impl SecondNode {
     pub async fn start(cluster: &Cluster, labels: &str) -> Self {
         let lock = tokio::task::spawn_blocking(|| {
             let lock = File::create(LOCK)?;
-            lock.lock().map(|()| lock)
+            if lock.try_lock().is_err() {
+                eprintln!("waiting for another test to remove the second node");
+                lock.lock()?;
+            }
+            Ok::<_, std::io::Error>(lock)
         });
         let lock = lock.await.expect("it does not panic").expect("a cluster needs root");
         // Before the command, so that a failed start is removed too.

@@ -204,7 +204,7 @@ fn response_that_does_not_fit_fails_alone() {
 }
 
 #[test]
-fn head_stays_in_budget_until_exchange_ends() {
+fn head_stays_in_budget_until_response_ends() {
     let budget = Budget::new(64 << 10);
     let response = ResponsePipe::new(Arc::clone(&budget), 1_000, 100);
     response.begin(1, None);

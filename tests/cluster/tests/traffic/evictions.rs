@@ -66,11 +66,12 @@ async fn draining_node_of_all_pods_fails_no_request() {
     let traffic = stack.mixed_load().await;
     let drain = "drain --ignore-daemonsets --delete-emptydir-data --timeout 240s";
     cluster.kubectl(&format!("{drain} {}", SecondNode::NAME)).await;
-    stack.expect_all_on(&first).await;
+    // All Pods are there, so no more are scheduled.
     stack.wait_for_workers(2, 2).await;
+    cluster.kubectl(&format!("label node {first} {label}-")).await;
+    stack.expect_all_on(&first).await;
     traffic.wait_for_answers(CLIENTS / 2).await;
     traffic.expect_all_answered().await;
-    cluster.kubectl(&format!("label node {first} {label}-")).await;
 }
 
 impl Stack {

@@ -18,7 +18,7 @@ use tokio::task::JoinSet;
 const CLIENTS: usize = 40;
 
 /// The difference between two pauses. The longest is half a second: a relay that drains closes a connection that was
-/// idle for a second, and a request that a client sends at that moment is lost.
+/// idle for three seconds, and a request that a client sends at that moment is lost.
 const PAUSE_STEP: Duration = Duration::from_millis(13);
 
 /// The longest time until a relay of this test has finished its requests, or a client its pause.

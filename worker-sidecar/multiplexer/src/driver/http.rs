@@ -132,7 +132,7 @@ impl Client {
         Ok(addresses)
     }
 
-    /// Connects to one of these addresses; if empty, to any address of the name.
+    /// Sends one request to one of the addresses; without any, to any address of the name.
     async fn exchange(
         &self,
         method: Method,

@@ -88,7 +88,7 @@ impl FolderWatch {
 
     /// Never completes.
     pub async fn changed(&mut self) {
-        std::future::pending().await
+        std::future::pending::<()>().await;
     }
 }
 

@@ -431,7 +431,7 @@ fn snapshot(provider: &str, answers: &[Answer]) -> RelaySnapshot {
         match answer {
             Ok(state) => {
                 snapshot.relays.insert(pod.name.clone(), Ok(state.report()));
-                state.add_to(provider, &mut snapshot, &mut staying);
+                state.add_to(provider, &pod.name, &mut snapshot, &mut staying);
             }
             // A leaving Pod need not respond any more.
             Err(_) if pod.is_leaving => {}

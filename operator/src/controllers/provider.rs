@@ -41,6 +41,7 @@ mod pace;
 mod prepare;
 mod propagate;
 pub mod reasons;
+mod relay_pods;
 mod reviewers;
 mod sharing;
 mod status;
@@ -165,8 +166,7 @@ impl ProviderContext {
     /// logged, and the next change in that namespace corrects it.
     async fn forget_reviewer(&self, namespace: &str) {
         let Some(binding) = self.ctx.defaults.relay.token_review_binding.as_deref() else { return };
-        let providers = self.caches.providers.state();
-        let relays = reviewers::relays(&providers, namespace);
+        let relays = reviewers::of(&self.caches, namespace);
         if let Err(error) = reviewers::bind(&self.ctx.client, Some(binding), namespace, &relays).await {
             tracing::warn!(namespace, %error, "failed to revoke a deleted Provider's right to review tokens");
         }

@@ -52,7 +52,7 @@ pub use status::{MovingStep, ProviderStatus, UsageStatus, WorkerSecretStatus};
     validation = Rule::new(RELAY_HAS_DEFAULTS)
         .message("spec.relay must be omitted with spec.relayRef: the named Provider owns replicas, TLS, API keys and Service")
         .reason(Reason::FieldValueInvalid),
-    validation = Rule::new("!has(oldSelf.spec.relayRef) || (has(self.spec.relayRef) && self.spec.relayRef == oldSelf.spec.relayRef) || (has(oldSelf.status) && has(oldSelf.status.moving) && oldSelf.status.moving == 'WaitingForRelay')")
+    validation = Rule::new("!has(oldSelf.spec.relayRef) || (has(self.spec.relayRef) && self.spec.relayRef == oldSelf.spec.relayRef) || (has(oldSelf.status) && (has(oldSelf.status.moving) ? oldSelf.status.moving in ['WaitingForRelay', 'ConnectingWorkers'] : has(oldSelf.status.relay) && oldSelf.status.relay == oldSelf.metadata.name))")
         .message("spec.relayRef cannot be changed or removed once that relay serves this Provider: create another Provider, and delete this one when clients use the other")
         .reason(Reason::FieldValueInvalid),
     validation = Rule::new("!has(self.spec.relayRef) || !has(self.spec.relayRef.namespace) || (has(oldSelf.spec.relayRef) && self.spec.relayRef == oldSelf.spec.relayRef)")

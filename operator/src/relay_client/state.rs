@@ -103,8 +103,15 @@ impl RelayState {
         }
     }
 
-    /// Adds the state of the provider. `staying` collects the workers to which at least one relay may still dispatch.
-    pub(super) fn add_to(&self, provider: &str, snapshot: &mut RelaySnapshot, staying: &mut HashSet<String>) {
+    /// Adds the state of the provider that the relay of this Pod reported. `staying` collects the workers to which at
+    /// least one relay may still dispatch.
+    pub(super) fn add_to(
+        &self,
+        provider: &str,
+        pod: &str,
+        snapshot: &mut RelaySnapshot,
+        staying: &mut HashSet<String>,
+    ) {
         for state in self.providers.iter().filter(|state| state.name == provider) {
             snapshot.queue_depth += state.queue_depth;
             snapshot.in_flight += state.in_flight;
@@ -115,7 +122,7 @@ impl RelayState {
                 sum.in_flight += model.in_flight;
             }
             for worker in &state.workers {
-                worker.add_to(snapshot, staying);
+                worker.add_to(pod, snapshot, staying);
             }
         }
     }
@@ -123,7 +130,7 @@ impl RelayState {
 
 impl WorkerState {
     /// Adds a worker. Workers of other programs state no instance; each of their connections is a worker of its own.
-    fn add_to(&self, snapshot: &mut RelaySnapshot, staying: &mut HashSet<String>) {
+    fn add_to(&self, pod: &str, snapshot: &mut RelaySnapshot, staying: &mut HashSet<String>) {
         let instance = self.instance_id.as_ref().unwrap_or(&self.worker_id);
         if !self.is_draining {
             staying.insert(instance.clone());
@@ -142,6 +149,7 @@ impl WorkerState {
         sum.max_concurrent = sum.max_concurrent.max(self.max_concurrent);
         sum.in_flight += self.in_flight_count;
         sum.links += 1;
+        sum.relays.insert(pod.to_owned());
         // Every relay receives the same reports, at slightly different times: the newest one is used.
         let slots: Vec<SlotReport> = self.slots.iter().flatten().map(slot).collect();
         let began = |slots: &[SlotReport]| slots.iter().map(|slot| slot.since.0).max();

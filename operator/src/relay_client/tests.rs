@@ -66,6 +66,7 @@ fn depths_are_summed_and_shared_worker_counted_once() {
     let worker = &snapshot.workers["i1"];
     assert_eq!((worker.links, worker.in_flight, worker.max_concurrent, worker.draining), (2, 6, 4, false));
     assert_eq!((worker.name.as_str(), worker.pool.as_deref()), ("pod-1", Some("llama")));
+    assert!(worker.relays.iter().eq(["a", "b"]));
     let model = &snapshot.models["m"];
     assert_eq!((model.waiting, model.in_flight, model.workers), (4, 6, 1));
     assert!(snapshot.is_complete() && snapshot.all_run([&"a".to_owned(), &"b".to_owned()], "h"));

@@ -140,8 +140,10 @@ pub struct WorkerReport {
     pub in_flight: u64,
     /// True if it is draining on every relay that knows it.
     pub draining: bool,
-    /// The number of relays that it is connected to.
+    /// The number of its connections.
     pub links: u32,
+    /// The Pods of the relays that it is connected to.
+    pub relays: BTreeSet<String>,
     /// The slots of its multiplexer, in its own order.
     pub slots: Vec<SlotReport>,
 }

@@ -7,8 +7,8 @@
 use k8s_openapi::api::apps::v1::Deployment;
 use kube::ResourceExt;
 
-use crate::crd::Provider;
 use crate::crd::provider::MovingStep;
+use crate::crd::{Provider, ProviderStatus};
 use crate::resources::names::{self, ObjectKey};
 
 /// The maximum number of Providers that refer to one relay. Their entries share one Secret of 1 MiB.
@@ -74,7 +74,8 @@ pub fn runs_relays(provider: &Provider, deployment: &Deployment) -> bool {
 /// workers have not been directed to the others. `deployment` is that of its name.
 pub fn is_at_own_relay(provider: &Provider, deployment: Option<&Deployment>) -> bool {
     let has_left = match provider.status.as_ref().and_then(|status| status.moving) {
-        None | Some(MovingStep::WaitingForRelay) => false,
+        None => has_moved(provider),
+        Some(MovingStep::WaitingForRelay) => false,
         Some(MovingStep::ConnectingWorkers | MovingStep::Draining) => true,
     };
     provider.spec.relay_ref.is_some()
@@ -82,11 +83,33 @@ pub fn is_at_own_relay(provider: &Provider, deployment: Option<&Deployment>) -> 
         && deployment.is_some_and(|deployment| runs_relays(provider, deployment))
 }
 
+/// Returns the Provider whose relay serves this one, as `status.relay` shows it: its name, with its namespace if that
+/// differs.
+pub fn relay_shown(provider: &Provider) -> String {
+    let (namespace, name) = relay_key(provider);
+    if key(provider).0 == namespace { name } else { format!("{namespace}/{name}") }
+}
+
+/// True if the relay of the Provider that this one refers to has taken over its clients.
+pub fn has_moved(provider: &Provider) -> bool {
+    let relay = provider.status.as_ref().and_then(|status| status.relay.as_ref());
+    provider.spec.relay_ref.is_some() && relay == Some(&relay_shown(provider))
+}
+
+/// True if a Provider that refers to another one keeps its own relay, because its move has not begun or is refused.
+pub fn awaits_move(provider: &Provider) -> bool {
+    let is_unmoved =
+        |status: &ProviderStatus| status.moving.is_none() && status.relay.as_ref() == Some(&provider.name_any());
+    provider.spec.relay_ref.is_some() && provider.status.as_ref().is_some_and(is_unmoved)
+}
+
 /// Checks that the relay of `owner`, the Provider that this one names, may serve it.
 pub fn check(provider: &Provider, owner: Option<&Provider>) -> Result<(), SharingError> {
     let (namespace, name) = relay_key(provider);
     let Some(owner) = owner else { return Err(SharingError::NotFound(namespace, name)) };
-    if owner.spec.relay_ref.is_some() {
+    // Its own relay still serves those that refer to it: it cannot move while there are any.
+    let keeps_its_relay = awaits_move(owner) && key(owner) != key(provider);
+    if owner.spec.relay_ref.is_some() && !keeps_its_relay {
         return Err(SharingError::Chained(namespace, name));
     }
     if !is_granted(provider, owner) {
@@ -111,7 +134,7 @@ pub fn grants(owner: &Provider, (namespace, name): &ObjectKey) -> bool {
 }
 
 /// Returns the Providers that refer to `owner` and may, in the order of its relay's configuration: those of its own
-/// namespace first. If there are too many, the oldest ones are served.
+/// namespace first. If there are too many, those that are served already stay, and the oldest of the others follow.
 pub fn sharers<P: AsRef<Provider> + Clone>(owner: &Provider, all: &[P]) -> Vec<P> {
     let relay = key(owner);
     let refers = |provider: &&P| {
@@ -122,13 +145,22 @@ pub fn sharers<P: AsRef<Provider> + Clone>(owner: &Provider, all: &[P]) -> Vec<P
             && check(provider, Some(owner)).is_ok()
     };
     let mut sharers: Vec<P> = all.iter().filter(refers).cloned().collect();
-    sharers.sort_by_cached_key(|provider| names::age(provider.as_ref()));
+    sharers.sort_by_cached_key(|provider| (arrival(provider.as_ref()), names::age(provider.as_ref())));
     sharers.truncate(MAX_SHARERS);
     sharers.sort_by_cached_key(|provider| {
         let key = key(provider.as_ref());
         (key.0 != relay.0, key)
     });
     sharers
+}
+
+/// Returns the order in which Providers get a place at a relay: one that moves there does not displace another.
+fn arrival(provider: &Provider) -> u8 {
+    match provider.status.as_ref().and_then(|status| status.moving) {
+        Some(MovingStep::WaitingForRelay) => 1,
+        None if awaits_move(provider) => 2,
+        None | Some(MovingStep::ConnectingWorkers | MovingStep::Draining) => 0,
+    }
 }
 
 #[cfg(test)]

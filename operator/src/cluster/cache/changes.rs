@@ -22,7 +22,9 @@ pub(super) fn provider_changes(
     let triggers = triggers.clone();
     let mut seen = Fingerprints::default();
     move |provider, now| {
-        if seen.is_new(provider, &(), now) {
+        // The relay's owner adds a Provider that moves to it, and the step decides who is served.
+        let served = provider.status.as_ref().map(|status| (status.moving, &status.relay));
+        if seen.is_new(provider, &served, now) {
             let key = sharing::key(provider);
             triggers.provider(&key.0, &key.1);
             let relay = sharing::relay_key(provider);
@@ -104,4 +106,42 @@ fn referring(providers: &Store<Provider>, relay: &ObjectKey) -> Vec<ObjectKey> {
     let refers =
         |provider: &&Arc<Provider>| provider.spec.relay_ref.is_some() && sharing::relay_key(provider) == *relay;
     providers.state().iter().filter(refers).map(|provider| sharing::key(provider)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use kube::runtime::reflector;
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn begun_move_requests_pass_of_relay_owner() {
+        let (triggers, mut requests) = Triggers::channels();
+        let (providers, _writer) = reflector::store();
+        let mut changed = provider_changes(&triggers, providers);
+        let mut requested = |status: &serde_json::Value| {
+            let provider: Provider = serde_json::from_value(json!({
+                "apiVersion": "modelrelay.io/v1alpha1", "kind": "Provider",
+                "metadata": {"name": "chat", "namespace": "llm", "uid": "u", "generation": 2},
+                "spec": {"relayRef": {"name": "front"}}, "status": status,
+            }))
+            .unwrap();
+            changed(&provider, Now::There);
+            let mut names = Vec::new();
+            while let Ok(request) = requests.providers.try_recv() {
+                names.push(request.name);
+            }
+            names
+        };
+        let cases = [
+            (json!({"relay": "chat"}), true),
+            (json!({"relay": "chat", "moving": "WaitingForRelay"}), true),
+            (json!({"relay": "chat", "moving": "WaitingForRelay", "queueDepth": 3}), false),
+            (json!({"relay": "chat"}), true),
+        ];
+        for (status, is_new) in cases {
+            assert_eq!(requested(&status).contains(&"front".to_owned()), is_new, "{status}");
+        }
+    }
 }

@@ -131,9 +131,9 @@ async fn bind_reviewers(
     // The cache may be behind the Provider that is being reconciled.
     let relay = names::relay(&valid.name);
     if valid.reviews_tokens {
-        relays.insert(relay)
+        relays.needed.insert(relay)
     } else {
-        relays.remove(&relay)
+        relays.needed.remove(&relay)
     };
     if memory.bound.as_ref() == Some(&relays) {
         return Ok(());

@@ -10,7 +10,8 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use kube::ResourceExt;
 use kube::runtime::reflector::ObjectRef;
 
-use super::reviewers;
+use super::relay_pods::{has_ended, relay_pods};
+use super::reviewers::{self, Reviewers};
 use crate::cluster::cache::Caches;
 use crate::context::Context;
 use crate::crd::{Provider, WorkerPool};
@@ -38,10 +39,11 @@ pub(super) struct ClusterView {
     /// The relays' last report.
     pub(super) reported: Option<Arc<RelaySnapshot>>,
     /// Relays of the namespace that review workers' tokens.
-    pub(super) reviewers: BTreeSet<String>,
+    pub(super) reviewers: Reviewers,
     /// The Provider whose relay serves this one, if it is another; or the reason that none does.
     pub(super) relay: Result<Option<Arc<Provider>>, SharingError>,
-    /// Other Providers that the relay serves, with their pools.
+    /// Other Providers that the relay serves, with their pools. One that has a relay of its own is among them once its
+    /// move has begun.
     pub(super) sharers: Vec<(Arc<Provider>, Vec<Arc<WorkerPool>>)>,
     /// Names at the relay of Providers that cannot be parsed and may refer to this one.
     pub(super) unreadable: Vec<String>,
@@ -60,7 +62,9 @@ pub(super) struct OwnRelays {
     pub(super) reported_by_others: Option<Arc<RelaySnapshot>>,
     /// The ready Pods of its pools that have a worker.
     pub(super) workers: Vec<Arc<Pod>>,
-    /// Providers that refer to this one.
+    /// The pools that have or await Pods, and no ready worker.
+    pub(super) starting: Vec<String>,
+    /// Providers that referred to this one before its move began.
     pub(super) referring: Vec<String>,
 }
 
@@ -81,7 +85,7 @@ impl ClusterView {
             let (namespace, name) = sharing::key(&sharer);
             (sharer, caches.pools_of(&namespace, &name))
         };
-        let providers = caches.providers.state();
+        let sharers = caches.sharers(provider).into_iter().filter(|sharer| !sharing::awaits_move(sharer));
         let pools = caches.pools_of(&namespace, &name);
         let may_refer = |key: &ObjectKey| is_own && sharing::grants(provider, key);
         let unreadable = caches.unreadable_providers.all().into_iter().filter(may_refer);
@@ -92,8 +96,8 @@ impl ClusterView {
             deployment: is_own.then(deployment).flatten(),
             pools,
             reported: ctx.relays.of(&namespace, &name),
-            reviewers: reviewers::relays(&providers, &namespace),
-            sharers: sharing::sharers(provider, &providers).into_iter().map(with_pools).collect(),
+            reviewers: reviewers::of(caches, &namespace),
+            sharers: sharers.map(with_pools).collect(),
             relay,
         }
     }
@@ -132,28 +136,38 @@ impl OwnRelays {
         };
         let deployment =
             caches.relay_deployment(provider).filter(|deployment| sharing::runs_relays(provider, deployment));
-        let is_own = |pod: &Arc<Pod>| has_label(pod, names::PROVIDER_LABEL, &name) && !has_ended(pod);
-        let pods: Vec<Arc<Pod>> = caches.relay_pods.state().into_iter().filter(is_own).collect();
+        let pods = relay_pods(caches, &namespace, &name);
         if deployment.is_none() && pods.is_empty() {
             return None;
         }
         let is_worker = |pod: &Arc<Pod>| {
             pools.iter().any(|pool| has_label(pod, names::POOL_LABEL, &pool.name_any()))
                 && is_staying(pod)
-                && is_ready(pod)
                 && sidecar::worker_of(pod).is_some()
+        };
+        let (workers, unready): (Vec<_>, Vec<_>) =
+            caches.pool_pods.state().into_iter().filter(is_worker).partition(|pod| is_ready(pod));
+        let is_starting = |pool: &&Arc<WorkerPool>| {
+            let has_any =
+                |pods: &[Arc<Pod>]| pods.iter().any(|pod| has_label(pod, names::POOL_LABEL, &pool.name_any()));
+            let is_wanted = pool.spec.replicas.is_some_and(|replicas| replicas > 0);
+            (is_wanted || has_any(&unready)) && !has_any(&workers)
         };
         let relay = sharing::relay_key(provider);
         let key = (namespace.clone(), name.clone());
         let refers = |other: &Arc<Provider>| {
             other.spec.relay_ref.is_some() && sharing::relay_key(other) == key && sharing::key(other) != key
         };
+        // One that refers to it afterwards is chained.
+        let has_begun = provider.status.as_ref().is_some_and(|status| status.moving.is_some());
+        let others = if has_begun { Vec::new() } else { caches.providers.state() };
         Some(Self {
             deployment,
             pods,
             reported_by_others: ctx.relays.of(&relay.0, &relay.1),
-            workers: caches.pool_pods.state().into_iter().filter(is_worker).collect(),
-            referring: caches.providers.state().iter().filter(|it| refers(it)).map(|it| it.name_any()).collect(),
+            starting: pools.iter().filter(is_starting).map(|pool| pool.name_any()).collect(),
+            workers,
+            referring: others.iter().filter(|it| refers(it)).map(|it| it.name_any()).collect(),
         })
     }
 }
@@ -203,11 +217,6 @@ fn is_staying(pod: &Pod) -> bool {
     pod.metadata.deletion_timestamp.is_none() && !has_ended(pod)
 }
 
-fn has_ended(pod: &Pod) -> bool {
-    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
-    matches!(phase, Some("Succeeded" | "Failed"))
-}
-
 /// True if the Pod's `Ready` condition is true.
 pub(super) fn is_ready(pod: &Pod) -> bool {
     let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
@@ -249,7 +258,7 @@ mod tests {
 
     fn view(relay_pods: Vec<Arc<Pod>>, deployment: Option<Arc<Deployment>>) -> ClusterView {
         ClusterView {
-            reviewers: BTreeSet::new(),
+            reviewers: Reviewers::default(),
             relay: Ok(None),
             own: None,
             unreadable: Vec::new(),

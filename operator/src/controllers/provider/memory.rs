@@ -1,6 +1,6 @@
 //! The state that the controller keeps between two passes. All of it may be lost: it only saves requests and writes.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 
 use backon::{BackoffBuilder, ExponentialBackoff, ExponentialBuilder};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -9,6 +9,7 @@ use tokio::time::Instant;
 
 use super::IDLE_INTERVAL;
 use super::outcome::ProviderOutcome;
+use super::reviewers::Reviewers;
 use crate::cluster::apply::content_version;
 use crate::cluster::cache::{Changes, ObjectChange};
 use crate::crd::ProviderStatus;
@@ -17,6 +18,11 @@ use crate::manifests::Manifest;
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 /// No longer, because no event announces that a name is free again or that a right was granted.
 const LAST_RETRY: Duration = Duration::from_secs(60);
+
+/// The time after which a Pod whose worker has not connected to another relay is annotated again. It doubles each time.
+const FIRST_NUDGE_INTERVAL: Duration = Duration::from_secs(5);
+/// The number of times that this interval doubles: to about five minutes.
+const MAX_DOUBLINGS: u32 = 6;
 
 /// The memory of one Provider.
 #[derive(Default)]
@@ -30,7 +36,9 @@ pub(super) struct ProviderMemory {
     /// Unwanted objects that are known not to exist.
     absent: HashSet<String>,
     /// The relays of the namespace that were last granted the right to review tokens.
-    pub(super) bound: Option<BTreeSet<String>>,
+    pub(super) bound: Option<Reviewers>,
+    /// The Pods whose kubelets were nudged because their workers have not connected to another relay.
+    pub(super) move_nudges: HashMap<String, MoveNudges>,
     /// The resourceVersions of applied Secrets, by name.
     pub(super) versions: HashMap<String, String>,
     /// The outcome of the last pass over the objects.
@@ -51,6 +59,25 @@ struct AppliedObject {
     fingerprint: u64,
     /// The content version of the applied object.
     version: String,
+}
+
+/// The annotations of one Pod whose worker is to connect to another relay.
+#[derive(Default)]
+pub(super) struct MoveNudges {
+    count: u32,
+    next: Option<Instant>,
+}
+
+impl MoveNudges {
+    /// True if the Pod is to be annotated now, which is recorded.
+    pub(super) fn is_due(&mut self, now: Instant) -> bool {
+        if self.next.is_some_and(|next| now < next) {
+            return false;
+        }
+        self.next = Some(now + FIRST_NUDGE_INTERVAL * 2_u32.pow(self.count.min(MAX_DOUBLINGS)));
+        self.count += 1;
+        true
+    }
 }
 
 /// The next attempt.
@@ -171,6 +198,19 @@ mod tests {
         assert!(delays[11] >= LAST_RETRY && delays[11] <= LAST_RETRY * 2, "{delays:?}");
         memory.reset_retries();
         assert!(memory.next_retry(now).after <= FIRST_RETRY * 2);
+    }
+
+    #[test]
+    fn nudges_of_pod_become_less_frequent() {
+        let (mut nudges, mut now) = (MoveNudges::default(), Instant::now());
+        let mut seconds = Vec::new();
+        for second in 0..400 {
+            if nudges.is_due(now) {
+                seconds.push(second);
+            }
+            now += Duration::from_secs(1);
+        }
+        assert_eq!(seconds, [0, 5, 15, 35, 75, 155, 315]);
     }
 
     #[test]

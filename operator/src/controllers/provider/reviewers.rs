@@ -8,12 +8,15 @@
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
+use std::sync::Arc;
 
+use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::rbac::v1::{ClusterRoleBinding, Subject};
 use kube::api::{Api, Patch, PatchParams};
 use kube::{Client, ResourceExt};
 use serde_json::json;
 
+use super::relay_pods::relay_pods;
 use crate::cluster::apply::ApplyError;
 use crate::cluster::cache::Caches;
 use crate::cluster::follow::follow;
@@ -38,8 +41,43 @@ pub(super) enum ReviewerError {
     Binding(#[source] ApplyError),
 }
 
+/// The relays of a namespace that may have tokens reviewed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Reviewers {
+    /// Those that need the right.
+    pub(super) needed: BTreeSet<String>,
+    /// Those that keep it if they have it: their Provider refers to another one, and they still serve.
+    pub(super) kept: BTreeSet<String>,
+}
+
+impl Reviewers {
+    /// Returns the relays that should have the right, of which these have it.
+    fn wanted(&self, namespace: &str, there: &[Subject]) -> BTreeSet<String> {
+        let has_it =
+            |relay: &&String| there.iter().any(|it| it.namespace.as_deref() == Some(namespace) && it.name == **relay);
+        self.needed.iter().chain(self.kept.iter().filter(has_it)).cloned().collect()
+    }
+}
+
+/// Returns the relays of a namespace that may have tokens reviewed. The relay of a Provider that is moving, or whose
+/// move is refused, runs with the settings from before: those of its spec, such as tenants, may be gone.
+pub(super) fn of(caches: &Caches, namespace: &str) -> Reviewers {
+    let providers = caches.providers.state();
+    let still_serves = |provider: &&Arc<Provider>| {
+        let name = provider.name_any();
+        let runs = |deployment: Arc<Deployment>| sharing::runs_relays(provider, &deployment);
+        provider.metadata.namespace.as_deref() == Some(namespace)
+            && provider.spec.relay_ref.is_some()
+            && (caches.relay_deployment(provider).is_some_and(runs) || !relay_pods(caches, namespace, &name).is_empty())
+    };
+    Reviewers {
+        needed: relays(&providers, namespace),
+        kept: providers.iter().filter(still_serves).map(|provider| names::relay(&provider.name_any())).collect(),
+    }
+}
+
 /// Returns the relays of a namespace that have tokens reviewed.
-pub(super) fn relays<P: AsRef<Provider> + Clone>(all: &[P], namespace: &str) -> BTreeSet<String> {
+fn relays<P: AsRef<Provider> + Clone>(all: &[P], namespace: &str) -> BTreeSet<String> {
     let reviews = |provider: &&Provider| {
         provider.metadata.namespace.as_deref() == Some(namespace) && reviews_tokens(provider, all)
     };
@@ -49,7 +87,8 @@ pub(super) fn relays<P: AsRef<Provider> + Clone>(all: &[P], namespace: &str) -> 
 /// True if a Provider has a relay for workers or clients with tokens: it lists ServiceAccounts or tenants, or another
 /// Provider that its relay serves lists ServiceAccounts.
 fn reviews_tokens<P: AsRef<Provider> + Clone>(provider: &Provider, all: &[P]) -> bool {
-    let lists = |sharer: &P| !sharer.as_ref().spec.worker_service_accounts.is_empty();
+    let lists =
+        |sharer: &P| !sharer.as_ref().spec.worker_service_accounts.is_empty() && !sharing::awaits_move(sharer.as_ref());
     provider.metadata.deletion_timestamp.is_none()
         && provider.spec.relay_ref.is_none()
         && (provider.spec.reviews_tokens() || sharing::sharers(provider, all).iter().any(lists))
@@ -90,17 +129,17 @@ pub(super) async fn bind(
     client: &Client,
     binding: Option<&str>,
     namespace: &str,
-    relays: &BTreeSet<String>,
+    relays: &Reviewers,
 ) -> Result<(), ReviewerError> {
     let Some(name) = binding.filter(|name| !name.is_empty()) else {
-        return if relays.is_empty() { Ok(()) } else { Err(ReviewerError::NoBinding) };
+        return if relays.needed.is_empty() { Ok(()) } else { Err(ReviewerError::NoBinding) };
     };
     let fail = |error| ReviewerError::Binding(ApplyError::api(format!("ClusterRoleBinding {name}"), error));
     let api: Api<ClusterRoleBinding> = Api::all(client.clone());
     for attempt in 1.. {
         let live = api.get(name).await.map_err(fail)?;
         let there = live.subjects.clone().unwrap_or_default();
-        let wanted = with(&there, namespace, relays);
+        let wanted = with(&there, namespace, &relays.wanted(namespace, &there));
         if wanted == there {
             return Ok(());
         }
@@ -132,8 +171,6 @@ fn with(there: &[Subject], namespace: &str, relays: &BTreeSet<String>) -> Vec<Su
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
 
     fn subject(namespace: &str, name: &str) -> Subject {

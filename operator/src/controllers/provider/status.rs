@@ -46,7 +46,7 @@ pub(super) fn status(facts: &ProviderFacts<'_>, before: &ProviderStatus, now: &T
         conditions: conditions::merge(&before.conditions, &wanted, generation, now),
         endpoint: if stays { before.endpoint.clone() } else { facts.relay_owner().map(endpoint) },
         worker_endpoint: if stays { before.worker_endpoint.clone() } else { facts.relay_owner().map(worker_endpoint) },
-        relay: if stays { before.relay.clone() } else { Some(relay_shown(facts.provider)) },
+        relay: Some(if stays { facts.provider.name_any() } else { sharing::relay_shown(facts.provider) }),
         moving: facts.outcome.moving.as_ref().map(|moving| moving.step),
         name_at_relay: Some(sharing::name_at_relay(facts.provider)),
         // The predecessor's value is kept until this operator has a result of its own.
@@ -76,12 +76,6 @@ pub(super) fn without_numbers(status: &ProviderStatus) -> ProviderStatus {
         usage: None,
         ..status.clone()
     }
-}
-
-/// Returns the Provider whose relay serves this one: its name, with its namespace if that differs.
-fn relay_shown(provider: &Provider) -> String {
-    let (namespace, name) = sharing::relay_key(provider);
-    if sharing::key(provider).0 == namespace { name } else { format!("{namespace}/{name}") }
 }
 
 fn endpoint(provider: &Provider) -> String {
@@ -150,22 +144,40 @@ impl<'a> ProviderFacts<'a> {
 
     /// True if the Provider refers to another one, and clients are still served by a relay of its own.
     fn own_relay_serves(&self) -> bool {
-        let step = self.outcome.moving.as_ref().map(|moving| moving.step);
-        matches!(step, Some(MovingStep::WaitingForRelay | MovingStep::ConnectingWorkers))
+        match self.outcome.moving.as_ref().map(|moving| moving.step) {
+            Some(MovingStep::WaitingForRelay | MovingStep::ConnectingWorkers) => true,
+            Some(MovingStep::Draining) => false,
+            None => self.view.own.as_ref().is_some_and(|own| own.deployment.is_some()),
+        }
+    }
+
+    /// Returns the condition of a Provider that a ready relay of its own still serves. Changes of its spec wait.
+    fn ready_at_own_relay(&self) -> Option<Wanted> {
+        let mut own = self.view.own.iter().flat_map(|own| &own.pods);
+        if !self.own_relay_serves() || !own.any(|pod| is_ready(pod)) {
+            return None;
+        }
+        let until = format!("until the move to that of {}", sharing::relay_shown(self.provider));
+        let message = if self.provider.spec.enabled {
+            format!("its own relay serves {until}")
+        } else {
+            format!(
+                "its own relay accepts requests {until}, although spec.enabled is false; remove spec.relayRef to apply it now"
+            )
+        };
+        Some(Wanted::new(READY, true, reasons::SERVING, message))
     }
 
     fn ready(&self, now: Timestamp, was_ready: bool) -> Wanted {
         let spec = &self.provider.spec;
         let no = |reason, message: String| Wanted::new(READY, false, reason, message);
-        let mut own = self.view.own.iter().flat_map(|own| &own.pods);
-        if spec.enabled && self.own_relay_serves() && own.any(|pod| is_ready(pod)) {
-            let message = format!("its own relay serves until the move to that of {}", relay_shown(self.provider));
-            return Wanted::new(READY, true, reasons::SERVING, message);
+        if let Some(ready) = self.ready_at_own_relay() {
+            return ready;
         }
         if let Some(failure) = self.failure_that_matters() {
             return no(failure.reason, self.with_consequence(failure));
         }
-        if !spec.enabled {
+        if !spec.enabled && !self.own_relay_serves() {
             return no(reasons::DISABLED, "spec.enabled is false: requests are rejected with provider_disabled".into());
         }
         let owner = self.relay_owner().unwrap_or(self.provider);
@@ -192,7 +204,11 @@ impl<'a> ProviderFacts<'a> {
     }
 
     fn no_replicas(&self) -> String {
-        let of = if self.is_shared() { format!(" of Provider {}", relay_shown(self.provider)) } else { String::new() };
+        let of = if self.is_shared() {
+            format!(" of Provider {}", sharing::relay_shown(self.provider))
+        } else {
+            String::new()
+        };
         format!("spec.relay.replicas{of} is 0")
     }
 
@@ -288,7 +304,7 @@ impl<'a> ProviderFacts<'a> {
         if self.is_shared() {
             return format!(
                 "the configuration of Provider {}'s relay does not contain this Provider's newest settings yet",
-                relay_shown(self.provider)
+                sharing::relay_shown(self.provider)
             );
         }
         "no configuration has been written yet".to_owned()

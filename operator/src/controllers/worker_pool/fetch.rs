@@ -105,7 +105,7 @@ pub fn relay_name(caches: &Caches, pool: &WorkerPool) -> RelayName {
     }
 }
 
-fn provider_of(caches: &Caches, pool: &WorkerPool) -> Option<Arc<Provider>> {
+pub(super) fn provider_of(caches: &Caches, pool: &WorkerPool) -> Option<Arc<Provider>> {
     caches.providers.get(&ObjectRef::new(&pool.spec.provider).within(&pool.namespace().unwrap_or_default()))
 }
 

@@ -121,7 +121,7 @@ fn failure(code: u16, message: &str) -> Value {
 pub(super) struct Scene {
     server: Arc<Mutex<Server>>,
     pub(super) shared: Arc<PoolContext>,
-    providers: reflector::store::Writer<Provider>,
+    pub(super) providers: reflector::store::Writer<Provider>,
     pods: reflector::store::Writer<Pod>,
     pools: reflector::store::Writer<WorkerPool>,
     deployments: reflector::store::Writer<Deployment>,

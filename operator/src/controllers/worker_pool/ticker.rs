@@ -17,6 +17,7 @@ use super::status::Workers;
 use super::writers::{ReplicaObservation, ReplicaOwner, ReplicaWrite};
 use super::{PoolContext, advance, fetch, replicas, residency, target};
 use crate::crd::WorkerPool;
+use crate::crd::provider::MovingStep;
 use crate::crd::worker_pool::TargetKind;
 use crate::plural::one_or;
 use crate::relays::state::{RelaySnapshot, WorkerReport};
@@ -261,7 +262,11 @@ fn evaluate(
     }
     let CurrentReplicas { replicas: current, generation, noted } = current(shared, pool)?;
     let inputs = ScalingInputs { current, load, wakeable: is_wakeable(pool) };
+    let is_moving = is_moving(shared, pool);
     let decision = shared.memory.with(pool, |entry| {
+        if is_moving {
+            entry.history.begin_again(now);
+        }
         match entry.writers.observe(now, generation, current, noted) {
             ReplicaObservation::Stale => return None,
             ReplicaObservation::Foreign => entry.history.begin_again(now),
@@ -275,10 +280,17 @@ fn evaluate(
             && entry.scale_after.is_none_or(|after| after <= now);
         may_write.then_some(decision)
     })?;
-    if decision.replicas < current && has_other_pods(shared, pool) {
+    if decision.replicas < current && (is_moving || has_other_pods(shared, pool)) {
         return None;
     }
     (decision.replicas != current).then(|| Change { pool: pool.clone(), from: current, decision, load })
+}
+
+/// True if the Provider is moving to another relay, and its clients still use its own: the requests there are in no
+/// report once the workers connect to the other.
+fn is_moving(shared: &PoolContext, pool: &WorkerPool) -> bool {
+    let step = fetch::provider_of(&shared.caches, pool).and_then(|provider| provider.status.as_ref()?.moving);
+    matches!(step, Some(MovingStep::WaitingForRelay | MovingStep::ConnectingWorkers))
 }
 
 /// True if the pool's target has Pods that are not the pool's: they may serve requests that no relay reports.

@@ -86,6 +86,51 @@ fn oldest_sharers_are_served_beyond_limit() {
     assert!(!served.iter().any(|provider| key(provider) == key(&all[MAX_SHARERS])), "the youngest is left out");
 }
 
+fn with_status(provider: &Provider, status: &Value) -> Arc<Provider> {
+    let status = serde_json::from_value(status.clone()).unwrap();
+    Arc::new(Provider { status: Some(status), ..provider.clone() })
+}
+
+#[test]
+fn moving_provider_does_not_displace_served_one() {
+    let made = |name: String, second: usize, status: Value| {
+        let mut provider = Provider::clone(&referring("llm", &name));
+        let at = format!("2026-11-01T00:00:{second:02}Z");
+        provider.metadata.creation_timestamp = serde_json::from_value(json!(at)).unwrap();
+        with_status(&provider, &status)
+    };
+    let guest = |number: usize| made(format!("p{number:02}"), number + 10, json!({"relay": "front"}));
+    let mut all: Vec<Arc<Provider>> = (0..MAX_SHARERS).map(guest).collect();
+    let is_served = |all: &[Arc<Provider>], name: &str| {
+        sharers(&front(&json!([])), all).iter().any(|provider| provider.name_any() == name)
+    };
+    for status in [json!({"relay": "old"}), json!({"relay": "old", "moving": "WaitingForRelay"})] {
+        all.truncate(MAX_SHARERS);
+        all.push(made("old".to_owned(), 0, status));
+        assert!(is_served(&all, "p31") && !is_served(&all, "old"));
+    }
+    // Its workers have a place already.
+    all.truncate(MAX_SHARERS - 1);
+    all.push(made("old".to_owned(), 0, json!({"relay": "old", "moving": "ConnectingWorkers"})));
+    all.push(made("new".to_owned(), 59, json!({})));
+    assert!(is_served(&all, "old") && !is_served(&all, "new"));
+}
+
+#[test]
+fn provider_whose_move_is_refused_serves_its_own() {
+    let moving = referring("llm", "chat");
+    let other = provider("llm", "other", &json!({"relayRef": {"name": "chat"}}));
+    let checked = |status: Value| check(&other, Some(&with_status(&moving, &status)));
+    assert_eq!(checked(json!({"relay": "chat"})), Ok(()));
+    let chained = [json!({"relay": "chat", "moving": "WaitingForRelay"}), json!({"relay": "front"}), json!({})];
+    for status in chained {
+        assert!(matches!(checked(status.clone()), Err(SharingError::Chained(..))), "{status}");
+    }
+    let itself =
+        with_status(&provider("llm", "self", &json!({"relayRef": {"name": "self"}})), &json!({"relay": "self"}));
+    assert!(matches!(check(&itself, Some(&itself)), Err(SharingError::Chained(..))));
+}
+
 #[test]
 fn provider_leaves_own_relay_when_workers_connect_to_other() {
     let deployment = |uid: &str, replicas: i32| -> Deployment {
@@ -97,7 +142,7 @@ fn provider_leaves_own_relay_when_workers_connect_to_other() {
     let at_step = |step: Option<MovingStep>| {
         let mut provider = Provider::clone(&referring("llm", "chat"));
         provider.metadata.uid = Some("mine".to_owned());
-        provider.status = Some(crate::crd::ProviderStatus { moving: step, ..Default::default() });
+        provider.status = Some(ProviderStatus { moving: step, ..Default::default() });
         provider
     };
     let mine = deployment("mine", 1);

@@ -1,6 +1,5 @@
 #![allow(clippy::needless_pass_by_value, reason = "values are written where they are used")]
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Pod;
@@ -50,7 +49,7 @@ fn serving() -> ClusterView {
     ClusterView {
         own: None,
         unreadable: Vec::new(),
-        reviewers: BTreeSet::new(),
+        reviewers: Default::default(),
         relay: Ok(None),
         sharers: Vec::new(),
         relay_pods: vec![pod("a", true)],

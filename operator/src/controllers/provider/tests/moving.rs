@@ -56,13 +56,21 @@ impl Scene {
         }
         let pool = testing::pool(&json!({"provider": "chat"}));
         world.pools.apply_watcher_event(&watcher::Event::Apply(pool));
-        let worker = json!([{"name": "modelrelay-worker", "env": [{"name": "WORKER_CONFIG", "value": "/etc/modelrelay/config/worker.yaml"}]}]);
-        let worker = pod_of("vllm-1", "modelrelay.io/pool", "llama", worker);
-        world.pool_pods.apply_watcher_event(&watcher::Event::Apply(worker));
         world.api.take_writes();
         let mut scene = Self { world, chat };
+        scene.put_worker(true);
         scene.watch();
         scene
+    }
+
+    /// Makes the worker of `chat` ready, or not.
+    fn put_worker(&mut self, is_ready: bool) {
+        let worker = json!([{"name": "modelrelay-worker", "env": [{"name": "WORKER_CONFIG", "value": "/etc/modelrelay/config/worker.yaml"}]}]);
+        let mut worker = pod_of("vllm-1", "modelrelay.io/pool", "llama", worker);
+        if !is_ready {
+            worker.status = None;
+        }
+        self.world.pool_pods.apply_watcher_event(&watcher::Event::Apply(worker));
     }
 
     /// Delivers the objects of `chat` to the caches.
@@ -86,8 +94,26 @@ impl Scene {
     }
 
     async fn owner_pass(&self) {
+        self.owner_pass_of(&front()).await;
+    }
+
+    async fn owner_pass_of(&self, owner: &Provider) {
         self.world.shared.caches.triggers.provider("llm", "front");
-        self.world.pass(&front()).await.unwrap();
+        // A failure is in the conditions.
+        let _ = self.world.pass(owner).await;
+    }
+
+    /// Continues until the workers are directed to the relay of `front`.
+    async fn connect(&mut self) {
+        self.step().await;
+        self.owner_pass().await;
+        self.front_reports(&[]);
+        assert_eq!(self.step().await, "ConnectingWorkers");
+    }
+
+    /// The last condition of the move's step.
+    fn awaits(&self) -> String {
+        self.condition("Reconciling").2
     }
 
     /// Reports the relay of `front`, which runs its newest configuration, with these workers of `chat`.
@@ -96,7 +122,8 @@ impl Scene {
         let config_hash = relays.expected("llm", "front").map(|expected| expected.hash);
         let report = RelayReport { config_hash, ..RelayReport::default() };
         let worker = |name: &&str| {
-            let report = WorkerReport { name: (*name).to_owned(), links: 1, ..WorkerReport::default() };
+            let relays = ["front-1".to_owned()].into();
+            let report = WorkerReport { name: (*name).to_owned(), links: 1, relays, ..WorkerReport::default() };
             (format!("instance-{name}"), report)
         };
         let snapshot = RelaySnapshot {
@@ -195,7 +222,11 @@ async fn impossible_move_leaves_own_relay_serving() {
     let with_tls = named("front", 1, json!({"relay": {"tls": {"secretName": "t"}}}));
     let chained = named("front", 1, json!({"relayRef": {"name": "other"}}));
     let elsewhere = named("chat", 2, json!({"relayRef": {"name": "front", "namespace": "elsewhere"}}));
+    let with_default = named("chat", 2, json!({"relayRef": {"name": "front"}, "defaultModel": "llama"}));
+    let with_fallback = named("chat", 2, json!({"relayRef": {"name": "front"}, "fallbackModel": "llama"}));
     let cases = [
+        (front(), with_default, "InvalidSpec", "spec.defaultModel does not apply"),
+        (front(), with_fallback, "InvalidSpec", "spec.fallbackModel does not apply"),
         (requires_keys, chat(), "InvalidSpec", "requires API keys"),
         (with_tls, chat(), "InvalidSpec", "clients of Service chat use http, and Provider front has https"),
         (chained, chat(), "RelayChained", "has no relay of its own"),
@@ -203,12 +234,15 @@ async fn impossible_move_leaves_own_relay_serving() {
     ];
     for (owner, chat, reason, message) in cases {
         let mut scene = Scene::of(&front(), chat).await;
-        scene.world.providers.apply_watcher_event(&watcher::Event::Apply(owner));
+        scene.world.providers.apply_watcher_event(&watcher::Event::Apply(owner.clone()));
         scene.front_reports(&["vllm-1"]);
         for _ in 0..3 {
-            assert_eq!(scene.step().await, "WaitingForRelay", "{message}");
+            assert_eq!(scene.step().await, "-", "{message}");
+            scene.owner_pass_of(&owner).await;
         }
         assert_eq!(scene.condition("Ready").0, "True", "{message}");
+        let entry = scene.world.value("front-relay", "chat.worker-secret");
+        assert_eq!(entry, None, "its catalogue must not take requests: {message}");
         let stalled = scene.condition("Stalled");
         assert!(stalled.1 == reason && stalled.2.contains(message), "{stalled:?}");
         assert!(scene.is_at_own_relay());
@@ -217,16 +251,30 @@ async fn impossible_move_leaves_own_relay_serving() {
 }
 
 #[tokio::test]
-async fn provider_that_requires_keys_stays_at_its_relay() {
-    let before = named("chat", 1, json!({"relay": {"requireApiKeys": true}}));
-    let mut scene = Scene::after(before, &front(), chat()).await;
-    scene.front_reports(&["vllm-1"]);
-    for _ in 0..3 {
-        assert_eq!(scene.step().await, "WaitingForRelay");
+async fn provider_whose_clients_would_lose_stays() {
+    let cases = [
+        (json!({"requireApiKeys": true}), "relay requires API keys"),
+        (json!({"service": {"workers": true}}), "has a port for workers"),
+    ];
+    for (relay, message) in cases {
+        let before = named("chat", 1, json!({"relay": relay}));
+        let mut scene = Scene::after(before, &front(), chat()).await;
+        scene.front_reports(&["vllm-1"]);
+        for _ in 0..3 {
+            assert_eq!(scene.step().await, "-");
+        }
+        let stalled = scene.condition("Stalled");
+        assert!(stalled.1 == "InvalidSpec" && stalled.2.contains(message), "{stalled:?}");
+        assert_eq!((scene.selected().as_str(), scene.replicas()), ("chat", 1));
     }
-    let stalled = scene.condition("Stalled");
-    assert!(stalled.1 == "InvalidSpec" && stalled.2.contains("relay requires API keys"), "{stalled:?}");
-    assert_eq!((scene.selected().as_str(), scene.replicas()), ("chat", 1));
+}
+
+#[tokio::test]
+async fn port_for_workers_moves_to_owner_with_one() {
+    let before = named("chat", 1, json!({"relay": {"service": {"workers": true}}}));
+    let owner = named("front", 1, json!({"relay": {"service": {"workers": true}}}));
+    let mut scene = Scene::after(before, &owner, chat()).await;
+    assert_eq!(scene.step().await, "WaitingForRelay");
 }
 
 #[tokio::test]
@@ -234,8 +282,121 @@ async fn relay_that_others_refer_to_stays() {
     let mut scene = Scene::new().await;
     let other = named("other", 1, json!({"relayRef": {"name": "chat"}}));
     scene.world.providers.apply_watcher_event(&watcher::Event::Apply(other));
-    assert_eq!(scene.step().await, "WaitingForRelay");
+    assert_eq!(scene.step().await, "-");
     assert_eq!(scene.condition("Stalled").1, "InvalidSpec");
+    let other = scene.world.shared.caches.providers.state().into_iter().find(|it| it.name_any() == "other").unwrap();
+    assert!(scene.world.shared.caches.relay_of(&other).is_ok(), "the relay of chat goes on serving it");
+}
+
+#[tokio::test]
+async fn provider_that_refers_later_does_not_stop_move() {
+    let mut scene = Scene::new().await;
+    assert_eq!(scene.step().await, "WaitingForRelay");
+    let other = named("other", 1, json!({"relayRef": {"name": "chat"}}));
+    scene.world.providers.apply_watcher_event(&watcher::Event::Apply(other.clone()));
+    scene.owner_pass().await;
+    scene.front_reports(&["vllm-1"]);
+    assert_eq!(scene.step().await, "ConnectingWorkers");
+    assert!(scene.world.shared.caches.relay_of(&other).is_err());
+}
+
+#[tokio::test]
+async fn move_waits_for_pool_that_starts() {
+    let mut scene = Scene::new().await;
+    scene.step().await;
+    scene.owner_pass().await;
+    scene.front_reports(&[]);
+    scene.put_worker(false);
+    assert_eq!(scene.step().await, "WaitingForRelay");
+    assert!(scene.awaits().contains("a worker of WorkerPool llama is ready"), "{}", scene.awaits());
+    scene.put_worker(true);
+    assert_eq!(scene.step().await, "ConnectingWorkers");
+    scene.put_worker(false);
+    scene.front_reports(&["vllm-1"]);
+    assert_eq!(scene.step().await, "ConnectingWorkers");
+    assert!(scene.awaits().contains("a worker of WorkerPool llama is ready"), "{}", scene.awaits());
+    scene.put_worker(true);
+    assert_eq!(scene.step().await, "Draining");
+}
+
+#[tokio::test]
+async fn refused_nudge_does_not_stop_move() {
+    let mut scene = Scene::new().await;
+    scene.connect().await;
+    scene.world.api.refuse(|method, path| (method == "PATCH" && path.ends_with("/pods/vllm-1")).then_some(403));
+    scene.world.api.take_writes();
+    assert_eq!(scene.step().await, "ConnectingWorkers");
+    for _ in 0..3 {
+        // By the same operator, unlike a step.
+        scene.world.pass(&scene.chat).await.unwrap();
+    }
+    let (_, reason, message) = scene.condition("Reconciling");
+    assert!(reason == "MovingRelay" && message.contains("workers of vllm-1 connect"), "{reason}: {message}");
+    let nudges = scene.world.api.take_writes().iter().filter(|write| write.as_str() == "PATCH pods/vllm-1").count();
+    assert_eq!(nudges, 1, "the interval has not passed");
+    scene.front_reports(&["vllm-1"]);
+    assert_eq!(scene.step().await, "Draining");
+}
+
+#[tokio::test]
+async fn unready_relays_of_owner_get_workers_but_no_clients() {
+    let mut scene = Scene::new().await;
+    let mut unready = relay_pod("front");
+    unready.status.as_mut().unwrap().conditions = None;
+    scene.world.pods.apply_watcher_event(&watcher::Event::Apply(unready));
+    scene.connect().await;
+    scene.front_reports(&["vllm-1"]);
+    assert_eq!(scene.step().await, "ConnectingWorkers");
+    assert_eq!(scene.awaits(), "waiting until a relay of Provider front is ready");
+    scene.world.pods.apply_watcher_event(&watcher::Event::Apply(relay_pod("front")));
+    assert_eq!(scene.step().await, "Draining");
+}
+
+#[tokio::test]
+async fn link_to_leaving_relay_does_not_count() {
+    let mut scene = Scene::new().await;
+    scene.connect().await;
+    scene.front_reports(&["vllm-1"]);
+    let mut snapshot = RelaySnapshot::clone(&scene.world.shared.ctx.relays.of("llm", "chat").unwrap());
+    snapshot.workers.values_mut().for_each(|worker| worker.relays = ["front-leaving".to_owned()].into());
+    scene.world.shared.ctx.relays.keep("llm", "chat", snapshot);
+    assert_eq!(scene.step().await, "ConnectingWorkers");
+    assert!(scene.awaits().contains("vllm-1"), "{}", scene.awaits());
+}
+
+#[tokio::test]
+async fn relay_scaled_up_after_move_ends_again() {
+    let mut scene = Scene::new().await;
+    scene.connect().await;
+    scene.front_reports(&["vllm-1"]);
+    let serving = scene.world.api.object("deployments/chat-relay").unwrap();
+    assert_eq!(scene.step().await, "Draining");
+    let path = "/apis/apps/v1/namespaces/llm/deployments/chat-relay";
+    scene.world.api.put(path, serving);
+    scene.watch();
+    assert!(!scene.is_at_own_relay(), "workers stay at the other relay");
+    assert_eq!(scene.step().await, "Draining");
+    assert_eq!((scene.selected().as_str(), scene.replicas()), ("front", 0));
+}
+
+#[tokio::test]
+async fn disabled_provider_says_that_its_relay_serves() {
+    let disabled = named("chat", 2, json!({"relayRef": {"name": "front"}, "enabled": false}));
+    let mut scene = Scene::of(&front(), disabled).await;
+    scene.step().await;
+    let (ready, _, message) = scene.condition("Ready");
+    assert!(ready == "True" && message.contains("although spec.enabled is false"), "{message}");
+}
+
+#[tokio::test]
+async fn removed_reference_ends_move_while_workers_connect() {
+    let mut scene = Scene::new().await;
+    scene.connect().await;
+    scene.chat = named("chat", 3, json!({}));
+    assert_eq!(scene.step().await, "-");
+    assert_eq!((scene.selected().as_str(), scene.replicas()), ("chat", 1));
+    scene.owner_pass().await;
+    assert_eq!(scene.world.value("front-relay", "chat.worker-secret"), None);
 }
 
 #[tokio::test]

@@ -82,6 +82,47 @@ async fn unreachable_binding_for_sharer_is_retried() {
 }
 
 #[tokio::test]
+async fn former_relay_keeps_its_right_until_it_ended() {
+    let mut world = World::with_binding("reviews");
+    let subject = |name: &str| json!({"kind": "ServiceAccount", "name": name, "namespace": "llm"});
+    let put = |world: &World, subjects: Value| {
+        let role = json!({"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "reviews"});
+        let metadata = json!({"name": "reviews", "resourceVersion": "7"});
+        world.api.put(BINDING, json!({"metadata": metadata, "roleRef": role, "subjects": subjects}));
+    };
+    put(&world, json!([subject("moving-relay")]));
+    // Its tenants went with spec.relay.
+    let mut moving = provider(json!({"relayRef": {"name": "local"}}));
+    (moving.metadata.name, moving.metadata.uid) = (Some("moving".to_owned()), Some("u-2".to_owned()));
+    for one in [&by_token(), &moving] {
+        world.providers.apply_watcher_event(&watcher::Event::Apply(one.clone()));
+    }
+    let deployment = |replicas: i32| -> Deployment {
+        let owners =
+            json!([{"apiVersion": "modelrelay.io/v1alpha1", "kind": "Provider", "name": "moving", "uid": "u-2"}]);
+        let metadata = json!({"name": "moving-relay", "namespace": "llm", "ownerReferences": owners});
+        let spec = json!({"replicas": replicas, "selector": {}, "template": {}});
+        serde_json::from_value(json!({"metadata": metadata, "spec": spec})).unwrap()
+    };
+    let pod =
+        json!({"metadata": {"name": "moving-1", "namespace": "llm", "labels": {"modelrelay.io/provider": "moving"}}});
+    let pod: Pod = serde_json::from_value(pod).unwrap();
+    let subjects = |world: &World| world.api.object("clusterrolebindings/reviews").unwrap()["subjects"].clone();
+    world.deployments.apply_watcher_event(&watcher::Event::Apply(deployment(1)));
+    world.changed(&by_token()).await.unwrap();
+    let both = json!([subject("local-relay"), subject("moving-relay")]);
+    assert_eq!(subjects(&world), both);
+    put(&world, both.clone());
+    world.deployments.apply_watcher_event(&watcher::Event::Apply(deployment(0)));
+    world.pods.apply_watcher_event(&watcher::Event::Apply(pod.clone()));
+    world.changed(&by_token()).await.unwrap();
+    assert_eq!(subjects(&world), both, "its Pods drain");
+    world.pods.apply_watcher_event(&watcher::Event::Delete(pod));
+    world.changed(&by_token()).await.unwrap();
+    assert_eq!(subjects(&world), json!([subject("local-relay")]));
+}
+
+#[tokio::test]
 async fn relay_reviews_tokens_only_while_accounts_are_listed() {
     let world = World::with_binding("reviews");
     let elsewhere = json!({"kind": "ServiceAccount", "name": "other-relay", "namespace": "research"});

@@ -1,4 +1,5 @@
 use http::Method;
+use kube::runtime::watcher;
 use serde_json::{Value, json};
 
 use super::*;
@@ -237,4 +238,36 @@ async fn pool_is_reconciled_when_its_provider_enables_tls() {
     let before = fingerprint(&scene.shared, &pool, None);
     scene.certify();
     assert_ne!(fingerprint(&scene.shared, &pool, None), before);
+}
+
+#[tokio::test]
+async fn pool_of_moving_provider_keeps_its_size() {
+    let mut scene = Scene::new(&json!({}));
+    let at = |step: Option<&str>| {
+        let mut provider = testing::provider("llm", "local", &json!({"relayRef": {"name": "front"}}));
+        provider.status = serde_json::from_value(json!({"moving": step})).unwrap();
+        watcher::Event::Apply(provider)
+    };
+    // Requests run at the former relay, and no report contains them.
+    scene.report(waiting("qwen", 0));
+    let pools = [pool("a", 3, &json!({}))];
+    let mut now = Instant::now();
+    let mut planned_for = |scene: &Scene, seconds: u64| {
+        let mut last = Vec::new();
+        for _ in 0..seconds {
+            now += Duration::from_secs(1);
+            last = planned(scene, &pools, now);
+            if !last.is_empty() {
+                break;
+            }
+        }
+        last
+    };
+    for step in ["WaitingForRelay", "ConnectingWorkers"] {
+        scene.providers.apply_watcher_event(&at(Some(step)));
+        assert_eq!(planned_for(&scene, 90), [], "{step}");
+    }
+    scene.providers.apply_watcher_event(&at(None));
+    assert_eq!(planned_for(&scene, 30), [], "the delay begins with the end of the move");
+    assert_eq!(planned_for(&scene, 60), are(&[("a", 0)]));
 }

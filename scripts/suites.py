@@ -78,7 +78,7 @@ SUITES = [
     Suite("contract", "relay and worker as black boxes", 1.2, ("build",)),
     Suite("clients", "real SDKs", 0.6, ("build", "tools")),
     Suite("unit", "unit, integration and documentation tests", 1.8, ("build",)),
-    Suite("histories", "random histories of the pure cores, every history of small worlds, large fleets", 2.0, ("build",)),
+    Suite("histories", "random histories of the pure cores, every history of small worlds, large fleets", 1.8, ("build",)),
     Suite("browser", "the relay's pages in Chromium", 0.8, ("build", "tools")),
     Suite("engine", "llama.cpp's server from a wheel, through relay and worker", 0.8, ("build",)),
     Suite("docs", "links, the book, every command of the documentation", 0.8, ("build", "clients")),
@@ -89,7 +89,7 @@ SUITES = [
     # After `simulation`, because both build it.
     Suite("spec", "the specification of the grants protocol, checked and compared with the simulation", 1.0, ("simulation",)),
     Suite("windows", "the programs for Windows, under Wine", 1.6),
-    Suite("fuzz", "ten seconds of each fuzz target", 2.0),
+    Suite("fuzz", "ten seconds of each fuzz target", 1.8),
     Suite("wheel", "the Python wheel, installed and run to the first response", 1.0, ("build",)),
     Suite("rustdoc", "links of the code's documentation", 1.6),
     Suite("msrv", "the oldest compiler that Cargo.toml promises", 1.6),

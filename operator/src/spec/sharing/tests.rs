@@ -132,7 +132,7 @@ fn provider_whose_move_is_refused_serves_its_own() {
 }
 
 #[test]
-fn provider_leaves_own_relay_when_workers_connect_to_other() {
+fn provider_leaves_own_relay_when_workers_connect() {
     let deployment = |uid: &str, replicas: i32| -> Deployment {
         let owners = json!([{"apiVersion": "modelrelay.io/v1alpha1", "kind": "Provider", "name": "chat", "uid": uid}]);
         let spec = json!({"replicas": replicas, "selector": {}, "template": {}});

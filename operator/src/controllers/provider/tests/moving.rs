@@ -339,7 +339,7 @@ async fn refused_nudge_does_not_stop_move() {
 }
 
 #[tokio::test]
-async fn unready_relays_of_owner_get_workers_but_no_clients() {
+async fn unready_relays_get_workers_but_no_clients() {
     let mut scene = Scene::new().await;
     let mut unready = relay_pod("front");
     unready.status.as_mut().unwrap().conditions = None;

@@ -135,7 +135,7 @@ fn outcome(step: ProviderOutcome, prepared: PreparedSharer, memory: &ProviderMem
 
 fn refusal(why: &str) -> ProviderFailure {
     ProviderFailure::cannot_move(&format!(
-        "{why}. Until the move begins, its own relay serves with the settings from before; remove spec.relayRef to change them"
+        "{why}. Until the move begins, its own relay serves with the settings from before; to change them, remove spec.relayRef and state spec.relay as it was"
     ))
 }
 

@@ -162,7 +162,7 @@ impl<'a> ProviderFacts<'a> {
             format!("its own relay serves {until}")
         } else {
             format!(
-                "its own relay accepts requests {until}, although spec.enabled is false; remove spec.relayRef to apply it now"
+                "its own relay accepts requests {until}, although spec.enabled is false; to apply it now, remove spec.relayRef and state spec.relay as it was"
             )
         };
         Some(Wanted::new(READY, true, reasons::SERVING, message))

@@ -131,6 +131,11 @@ pub async fn delete(client: &Client, owner: Owner<'_>, manifest: &Manifest) -> R
     }
 }
 
+/// The parameters of a patch of single fields, which belong to the operator from then on.
+pub fn patch_params() -> PatchParams {
+    PatchParams { field_manager: Some(names::FIELD_MANAGER.to_owned()), ..PatchParams::default() }
+}
+
 /// Returns a version that changes with everything that is applied, but not with an object's status. Kinds without a
 /// generation have no status that matters, and each new resource version means that their content changed.
 pub fn content_version(meta: &ObjectMeta) -> String {

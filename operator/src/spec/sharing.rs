@@ -52,6 +52,11 @@ pub fn relay_key(provider: &Provider) -> ObjectKey {
     }
 }
 
+/// True if a Provider names the one with this key in `relayRef`, whether it may or not.
+pub fn refers_to(provider: &Provider, relay: &ObjectKey) -> bool {
+    provider.spec.relay_ref.is_some() && relay_key(provider) == *relay
+}
+
 /// Returns the name by which a relay knows a Provider: its own, with its namespace if that is not the relay's. Names of
 /// Providers contain no periods, so no two Providers have the same name at a relay.
 pub fn name_at_relay(provider: &Provider) -> String {
@@ -139,9 +144,8 @@ pub fn sharers<P: AsRef<Provider> + Clone>(owner: &Provider, all: &[P]) -> Vec<P
     let relay = key(owner);
     let refers = |provider: &&P| {
         let provider = provider.as_ref();
-        provider.spec.relay_ref.is_some()
+        refers_to(provider, &relay)
             && provider.metadata.deletion_timestamp.is_none()
-            && relay_key(provider) == relay
             && check(provider, Some(owner)).is_ok()
     };
     let mut sharers: Vec<P> = all.iter().filter(refers).cloned().collect();

@@ -103,9 +103,8 @@ pub(super) fn relay_pod_changes(triggers: &Triggers, caches: &Caches) -> impl Fn
 
 /// Returns the Providers that name this one in `relayRef`, whether they may or not.
 fn referring(providers: &Store<Provider>, relay: &ObjectKey) -> Vec<ObjectKey> {
-    let refers =
-        |provider: &&Arc<Provider>| provider.spec.relay_ref.is_some() && sharing::relay_key(provider) == *relay;
-    providers.state().iter().filter(refers).map(|provider| sharing::key(provider)).collect()
+    let state = providers.state();
+    state.iter().filter(|provider| sharing::refers_to(provider, relay)).map(|provider| sharing::key(provider)).collect()
 }
 
 #[cfg(test)]

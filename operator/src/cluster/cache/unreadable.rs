@@ -7,8 +7,8 @@ use kube::ResourceExt;
 
 use crate::resources::names::ObjectKey;
 
-/// The names of these objects. A process that never parsed such an object does not have it in a store, and must not take
-/// it for deleted.
+/// The names of these objects. A process that never parsed such an object does not have it in a store, and must not
+/// take it for deleted.
 #[derive(Clone, Debug, Default)]
 pub struct UnreadableObjects {
     // Locked for a lookup or an insertion, never across an await.

@@ -8,7 +8,6 @@ use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{ContainerState, Pod};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use kube::ResourceExt;
-use kube::runtime::reflector::ObjectRef;
 
 use super::relay_pods::{has_ended, relay_pods};
 use super::reviewers::{self, Reviewers};
@@ -74,13 +73,8 @@ impl ClusterView {
         let relay = caches.relay_of(provider);
         let is_own = provider.spec.relay_ref.is_none();
         let (relay_namespace, relay_name) = sharing::relay_key(provider);
-        let is_relay = |pod: &Arc<Pod>| {
-            pod.metadata.namespace.as_deref() == Some(&relay_namespace)
-                && pod.labels().get(names::PROVIDER_LABEL) == Some(&relay_name)
-                && is_staying(pod)
-        };
-        let relay_pods = || caches.relay_pods.state().into_iter().filter(is_relay).collect();
-        let deployment = || caches.deployments.get(&ObjectRef::new(&names::relay(&name)).within(&namespace));
+        let staying_relays =
+            || relay_pods(caches, &relay_namespace, &relay_name).into_iter().filter(|pod| is_staying(pod)).collect();
         let with_pools = |sharer: Arc<Provider>| {
             let (namespace, name) = sharing::key(&sharer);
             (sharer, caches.pools_of(&namespace, &name))
@@ -92,8 +86,8 @@ impl ClusterView {
         Self {
             unreadable: unreadable.map(|key| sharing::name_in(&namespace, &key)).collect(),
             own: if is_own { None } else { OwnRelays::of(ctx, caches, provider, &pools) },
-            relay_pods: if relay.is_ok() { relay_pods() } else { Vec::new() },
-            deployment: is_own.then(deployment).flatten(),
+            relay_pods: if relay.is_ok() { staying_relays() } else { Vec::new() },
+            deployment: is_own.then(|| caches.relay_deployment(provider)).flatten(),
             pools,
             reported: ctx.relays.of(&namespace, &name),
             reviewers: reviewers::of(caches, &namespace),
@@ -155,9 +149,7 @@ impl OwnRelays {
         };
         let relay = sharing::relay_key(provider);
         let key = (namespace.clone(), name.clone());
-        let refers = |other: &Arc<Provider>| {
-            other.spec.relay_ref.is_some() && sharing::relay_key(other) == key && sharing::key(other) != key
-        };
+        let refers = |other: &Arc<Provider>| sharing::refers_to(other, &key) && sharing::key(other) != key;
         // One that refers to it afterwards is chained.
         let has_begun = provider.status.as_ref().is_some_and(|status| status.moving.is_some());
         let others = if has_begun { Vec::new() } else { caches.providers.state() };

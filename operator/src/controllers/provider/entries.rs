@@ -15,8 +15,8 @@ pub(super) struct Entries {
     pub(super) is_incomplete: bool,
 }
 
-/// Returns the entries. A Provider with an invalid spec, or that cannot be parsed, keeps its previous entry, and one without secrets gets none: it
-/// requests a pass of the relay's owner as soon as it has written them.
+/// Returns the entries. A Provider with an invalid spec, or that cannot be parsed, keeps its previous entry. One
+/// without secrets gets none: it requests a pass of the relay's owner as soon as it has written them.
 pub(super) async fn entries(client: &Client, view: &ClusterView, applied: Option<&AppliedConfig>) -> Entries {
     let mut found = Entries { entries: Vec::new(), is_incomplete: false };
     for (sharer, pools) in &view.sharers {

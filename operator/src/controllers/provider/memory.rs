@@ -19,10 +19,8 @@ const FIRST_RETRY: Duration = Duration::from_secs(1);
 /// No longer, because no event announces that a name is free again or that a right was granted.
 const LAST_RETRY: Duration = Duration::from_secs(60);
 
-/// The time after which a Pod whose worker has not connected to another relay is annotated again. It doubles each time.
-const FIRST_NUDGE_INTERVAL: Duration = Duration::from_secs(5);
-/// The number of times that this interval doubles: to about five minutes.
-const MAX_DOUBLINGS: u32 = 6;
+/// The first and the longest time after which a Pod whose worker has not connected to another relay is annotated again.
+const NUDGE_INTERVALS: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(320));
 
 /// The memory of one Provider.
 #[derive(Default)]
@@ -62,10 +60,15 @@ struct AppliedObject {
 }
 
 /// The annotations of one Pod whose worker is to connect to another relay.
-#[derive(Default)]
 pub(super) struct MoveNudges {
-    count: u32,
+    intervals: ExponentialBackoff,
     next: Option<Instant>,
+}
+
+impl Default for MoveNudges {
+    fn default() -> Self {
+        Self { intervals: doubling(NUDGE_INTERVALS).build(), next: None }
+    }
 }
 
 impl MoveNudges {
@@ -74,10 +77,14 @@ impl MoveNudges {
         if self.next.is_some_and(|next| now < next) {
             return false;
         }
-        self.next = Some(now + FIRST_NUDGE_INTERVAL * 2_u32.pow(self.count.min(MAX_DOUBLINGS)));
-        self.count += 1;
+        self.next = Some(now + self.intervals.next().unwrap_or(NUDGE_INTERVALS.1));
         true
     }
+}
+
+/// Delays that double from the first to the longest, without an end.
+fn doubling((first, longest): (Duration, Duration)) -> ExponentialBuilder {
+    ExponentialBuilder::default().with_min_delay(first).with_max_delay(longest).with_factor(2.0).without_max_times()
 }
 
 /// The next attempt.
@@ -159,10 +166,7 @@ impl ProviderMemory {
         if let Some(at) = self.retry_at.filter(|at| *at > now) {
             return Retry { after: at - now, is_new: false };
         }
-        let fresh = || {
-            let delays = ExponentialBuilder::default().with_min_delay(FIRST_RETRY).with_max_delay(LAST_RETRY);
-            delays.with_factor(2.0).with_jitter().without_max_times().build()
-        };
+        let fresh = || doubling((FIRST_RETRY, LAST_RETRY)).with_jitter().build();
         let after = self.retries.get_or_insert_with(fresh).next().unwrap_or(LAST_RETRY);
         self.retry_at = Some(now + after);
         Retry { after, is_new: true }

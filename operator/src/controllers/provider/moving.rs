@@ -1,8 +1,8 @@
 //! Moves a Provider from a relay of its own to another Provider's, without a failed request.
 //!
 //! 1. The owner's relays get the Provider's entry, with its worker secrets.
-//! 2. When all of them run it, the pools direct their workers to them. A worker keeps its links to addresses that are no
-//!    longer listed, so it then serves both.
+//! 2. When all of them run it, the pools direct their workers to them. A worker keeps its links to addresses that are
+//!    no longer listed, so it then serves both.
 //! 3. When every worker is connected to every relay of the owner, the Service of the Provider selects their Pods. Name,
 //!    address and ports stay.
 //! 4. The former relay's Deployment is scaled to zero, and its Pods drain: they serve what arrives on open connections.
@@ -13,7 +13,8 @@
 //!
 //! Until the third step, `relayRef` can be removed again: the workers return to the Provider's own relay.
 //!
-//! A step follows from the cluster's state. Only the second is recorded, in the status, because pools act on it.
+//! A step follows from the cluster's state and the one before, which the status records: the owner's pass, the pools
+//! and the API server's rules act on it.
 
 use std::sync::Arc;
 
@@ -21,7 +22,7 @@ use futures_util::{StreamExt, stream};
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{Pod, Service};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
-use kube::api::{Api, Patch, PatchParams};
+use kube::api::{Api, Patch};
 use kube::{Client, ResourceExt};
 use serde_json::{Map, Value, json};
 use tokio::time::Instant;
@@ -33,7 +34,7 @@ use super::memory::ProviderMemory;
 use super::outcome::{MoveState, ProviderFailure, ProviderOutcome, WorkerSecret};
 use super::prepare::{PreparedSharer, prepare};
 use super::propagate::annotate;
-use crate::cluster::apply::{ApplyError, Owner, display_kube_error};
+use crate::cluster::apply::{ApplyError, Owner, display_kube_error, patch_params};
 use crate::context::Context;
 use crate::crd::Provider;
 use crate::crd::provider::MovingStep;
@@ -272,8 +273,7 @@ fn lost_model(provider: &Provider) -> Option<String> {
 
 /// Returns why workers that use the Service could not use the relay of `owner`.
 fn lost_workers_port(service: &Service, owner: &Provider) -> Option<String> {
-    let mut ports = service.spec.iter().flat_map(|spec| spec.ports.iter().flatten());
-    let has_workers = ports.any(|port| port.name.as_deref() == Some("workers"));
+    let has_workers = port_names(service).any(|name| name == "workers");
     let (service, owner_name) = (service.name_any(), owner.name_any());
     (has_workers && !owner.spec.relay.service.workers).then(|| {
         format!(
@@ -332,13 +332,16 @@ async fn nudge(client: &Client, workers: &[Arc<Pod>], missing: &[String], memory
 /// Returns why clients of the Service could not use the relay of `owner`.
 fn other_scheme(service: &Service, owner: &Provider) -> Option<String> {
     let scheme = owner.spec.relay.scheme();
-    let ports = service.spec.iter().flat_map(|spec| spec.ports.iter().flatten());
-    let mut schemes = ports.filter_map(|port| port.name.as_deref()).filter(|name| ["http", "https"].contains(name));
-    let other = schemes.find(|name| *name != scheme)?;
+    let other = port_names(service).find(|name| ["http", "https"].contains(name) && *name != scheme)?;
     let (service, owner) = (service.name_any(), owner.name_any());
     Some(format!(
         "clients of Service {service} use {other}, and Provider {owner} has {scheme}: create another Provider"
     ))
+}
+
+fn port_names(service: &Service) -> impl Iterator<Item = &str> {
+    let ports = service.spec.iter().flat_map(|spec| spec.ports.iter().flatten());
+    ports.filter_map(|port| port.name.as_deref())
 }
 
 /// Returns the Service for clients, if it exists and belongs to the Provider.
@@ -373,7 +376,7 @@ async fn lead_to(client: &Client, service: &Service, owner: &Provider) -> Result
     let patch = json!({"spec": {"selector": selector}});
     let (namespace, name) = (service.namespace().unwrap_or_default(), service.name_any());
     let api: Api<Service> = Api::namespaced(client.clone(), &namespace);
-    api.patch(&name, &params(), &Patch::Merge(patch)).await.map_err(|error| failed("Service", &name, error))?;
+    api.patch(&name, &patch_params(), &Patch::Merge(patch)).await.map_err(|error| failed("Service", &name, error))?;
     tracing::info!(
         namespace,
         service = name,
@@ -388,13 +391,9 @@ async fn end(client: &Client, deployment: &Deployment) -> Result<(), ProviderFai
     let (namespace, name) = (deployment.namespace().unwrap_or_default(), deployment.name_any());
     let api: Api<Deployment> = Api::namespaced(client.clone(), &namespace);
     let patch = Patch::Merge(json!({"spec": {"replicas": 0}}));
-    api.patch(&name, &params(), &patch).await.map_err(|error| failed("Deployment", &name, error))?;
+    api.patch(&name, &patch_params(), &patch).await.map_err(|error| failed("Deployment", &name, error))?;
     tracing::info!(namespace, deployment = name, "relay ended: another Provider's relay serves its clients");
     Ok(())
-}
-
-fn params() -> PatchParams {
-    PatchParams { field_manager: Some(names::FIELD_MANAGER.to_owned()), ..PatchParams::default() }
 }
 
 fn failed(kind: &str, name: &str, error: kube::Error) -> ProviderFailure {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use futures_util::{StreamExt, stream};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
-use kube::api::{Patch, PatchParams};
+use kube::api::Patch;
 use kube::{Api, ResourceExt};
 use serde_json::{Map, Value, json};
 use tokio::time::Instant;
@@ -14,6 +14,7 @@ use tokio::time::Instant;
 use super::cluster_view::ClusterView;
 use super::memory::ProviderMemory;
 use super::outcome::{ProviderOutcome, WorkerSecret};
+use crate::cluster::apply::patch_params;
 use crate::cluster::cache::Caches;
 use crate::context::Context;
 use crate::manifests::sidecar;
@@ -52,8 +53,7 @@ type PodPatch = (String, Map<String, Value>);
 
 pub(super) async fn annotate(api: &Api<Pod>, pod: String, annotations: Map<String, Value>) -> Result<(), kube::Error> {
     let patch = Patch::Merge(json!({"metadata": {"annotations": annotations}}));
-    let params = PatchParams { field_manager: Some(names::FIELD_MANAGER.to_owned()), ..PatchParams::default() };
-    match api.patch_metadata(&pod, &params, &patch).await {
+    match api.patch_metadata(&pod, &patch_params(), &patch).await {
         Ok(_) => Ok(()),
         Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
         Err(error) => Err(error),

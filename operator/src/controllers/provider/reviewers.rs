@@ -12,12 +12,12 @@ use std::sync::Arc;
 
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::rbac::v1::{ClusterRoleBinding, Subject};
-use kube::api::{Api, Patch, PatchParams};
+use kube::api::{Api, Patch};
 use kube::{Client, ResourceExt};
 use serde_json::json;
 
 use super::relay_pods::relay_pods;
-use crate::cluster::apply::ApplyError;
+use crate::cluster::apply::{ApplyError, patch_params};
 use crate::cluster::cache::Caches;
 use crate::cluster::follow::follow;
 use crate::crd::Provider;
@@ -145,8 +145,7 @@ pub(super) async fn bind(
         }
         // Patches exactly this version: two Providers may change the binding at once.
         let patch = json!({"metadata": {"resourceVersion": live.resource_version()}, "subjects": wanted});
-        let params = PatchParams { field_manager: Some(names::FIELD_MANAGER.to_owned()), ..PatchParams::default() };
-        match api.patch(name, &params, &Patch::Merge(&patch)).await {
+        match api.patch(name, &patch_params(), &Patch::Merge(&patch)).await {
             Ok(_) => return Ok(()),
             Err(kube::Error::Api(status)) if status.code == 409 && attempt < ATTEMPTS => {}
             Err(error) => return Err(fail(error)),

@@ -11,13 +11,13 @@ use std::sync::Arc;
 
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::Pod;
-use kube::api::{Api, DynamicObject, Patch, PatchParams};
+use kube::api::{Api, DynamicObject, Patch};
 use kube::runtime::events::EventType;
 use kube::{Resource, ResourceExt};
 use serde_json::{Value, json};
 
 use super::{PoolContext, ReconcileError, claims, objects};
-use crate::cluster::apply::{self, ApplyError};
+use crate::cluster::apply::{self, ApplyError, patch_params};
 use crate::crd::{Multiplexer, WorkerPool};
 use crate::manifests::{Manifest, sidecar, worker_access};
 use crate::resources::names;
@@ -121,10 +121,9 @@ async fn release(
     if claims::is_own(&there) || there.spec.and_then(|spec| spec.replicas) == Some(0) {
         return Ok(());
     }
-    let params = PatchParams { field_manager: Some(names::FIELD_MANAGER.into()), ..PatchParams::default() };
     let why = if named.is_empty() { "the pool has no worker that scales it" } else { "the pool no longer names it" };
     let (type_, reason, note) = match api
-        .patch_scale(deployment, &params, &Patch::Merge(json!({"spec": {"replicas": 0}})))
+        .patch_scale(deployment, &patch_params(), &Patch::Merge(json!({"spec": {"replicas": 0}})))
         .await
     {
         Ok(_) => (EventType::Normal, "DeploymentReleased", format!("Deployment {deployment} scaled to 0: {why}")),

@@ -93,7 +93,7 @@ pub struct RelayName {
 
 /// Returns the relay of the pool's Provider: its own, or the one that it refers to, whether that serves it or not.
 pub fn relay_name(caches: &Caches, pool: &WorkerPool) -> RelayName {
-    match provider_of(caches, pool).filter(|provider| !caches.is_at_own_relay(provider)) {
+    match provider_with_relay(caches, pool) {
         Some(provider) => {
             let (namespace, name) = sharing::relay_key(&provider);
             RelayName { namespace, name, provider: sharing::name_at_relay(&provider) }
@@ -109,13 +109,18 @@ pub(super) fn provider_of(caches: &Caches, pool: &WorkerPool) -> Option<Arc<Prov
     caches.providers.get(&ObjectRef::new(&pool.spec.provider).within(&pool.namespace().unwrap_or_default()))
 }
 
+/// Returns the Provider whose spec names the relay of the pool; `None` also if that is still a relay of its own, from
+/// before the Provider referred to another one: its name and transport stay.
+fn provider_with_relay(caches: &Caches, pool: &WorkerPool) -> Option<Arc<Provider>> {
+    provider_of(caches, pool).filter(|provider| !caches.is_at_own_relay(provider))
+}
+
 async fn relay_transport(
     client: &Client,
     caches: &Caches,
     pool: &WorkerPool,
 ) -> Result<RelayTransport, PoolFetchError> {
-    // Its own relays keep the transport that they had before it referred to another Provider.
-    let provider = provider_of(caches, pool).filter(|provider| !caches.is_at_own_relay(provider));
+    let provider = provider_with_relay(caches, pool);
     // Without a grant, nothing of the other namespace is read. Workers keep what they had.
     let owner = provider.and_then(|provider| Some(caches.relay_of(&provider).ok()?.unwrap_or(provider)));
     if let Some(owner) = owner {
@@ -139,9 +144,7 @@ async fn relay_transport(
 
 /// True if the pool's Provider refers to another one that does not serve it and has a certificate.
 fn refuses_and_has_tls(caches: &Caches, pool: &WorkerPool) -> bool {
-    let Some(provider) = provider_of(caches, pool).filter(|provider| !caches.is_at_own_relay(provider)) else {
-        return false;
-    };
+    let Some(provider) = provider_with_relay(caches, pool) else { return false };
     let (namespace, name) = sharing::relay_key(&provider);
     let owner = caches.providers.get(&ObjectRef::new(&name).within(&namespace));
     caches.relay_of(&provider).is_err() && owner.is_some_and(|owner| owner.spec.relay.tls.is_some())

@@ -6,12 +6,13 @@ use std::time::Duration;
 
 use futures_util::{StreamExt, stream};
 use k8s_openapi::api::core::v1::Pod;
-use kube::api::{Api, DeleteParams, Patch, PatchParams, Preconditions};
+use kube::api::{Api, DeleteParams, Patch, Preconditions};
 use kube::runtime::reflector::ObjectRef;
 use kube::{Client, ResourceExt};
 use serde_json::json;
 
 use super::pod_counts::{Gated, orphans};
+use crate::cluster::apply::patch_params;
 use crate::cluster::cache::Caches;
 use crate::crd::WorkerPool;
 use crate::relays::state::RelaySnapshot;
@@ -91,8 +92,7 @@ pub async fn rank(client: &Client, pool: &WorkerPool, pods: &[Arc<Pod>], snapsho
             let api = &api;
             async move {
                 let patch = json!({"metadata": {"annotations": {DELETION_COST: cost}}});
-                let params = PatchParams { field_manager: Some(names::FIELD_MANAGER.into()), ..PatchParams::default() };
-                if let Err(error) = api.patch_metadata(&name, &params, &Patch::Merge(&patch)).await {
+                if let Err(error) = api.patch_metadata(&name, &patch_params(), &Patch::Merge(&patch)).await {
                     tracing::debug!(pod = name, %error, "failed to set the Pod deletion cost");
                 }
             }

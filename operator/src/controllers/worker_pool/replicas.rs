@@ -6,10 +6,11 @@
 //! Deployment's own number stays and is written again. For standalone pools nothing is written: `standalone.replicas`
 //! applies while the field is absent, and users who need the scale set it.
 
-use kube::api::{Api, Patch, PatchParams};
+use kube::api::{Api, Patch};
 use kube::{Client, ResourceExt};
 use serde_json::json;
 
+use crate::cluster::apply::patch_params;
 use crate::crd::WorkerPool;
 use crate::resources::names;
 use crate::spec::workload::Workload;
@@ -36,8 +37,7 @@ pub async fn write(client: &Client, pool: &WorkerPool, replicas: i32) -> Result<
         metadata["annotations"] = json!({names::SCALED_ANNOTATION: replicas.to_string()});
     }
     let patch = json!({"metadata": metadata, "spec": {"replicas": replicas}});
-    let params = PatchParams { field_manager: Some(names::FIELD_MANAGER.into()), ..PatchParams::default() };
-    match api.patch(&pool.name_any(), &params, &Patch::Merge(&patch)).await {
+    match api.patch(&pool.name_any(), &patch_params(), &Patch::Merge(&patch)).await {
         Ok(pool) => Ok(Some(pool)),
         // The pool was changed or deleted first, and that change triggers the next reconciliation.
         Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(None),

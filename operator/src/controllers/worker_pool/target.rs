@@ -18,10 +18,9 @@ use super::rivals::Rival;
 use super::rollout::Rollout;
 use super::writers::{ReplicaWrite, Writers};
 use super::{PoolContext, ReconcileError, claims};
-use crate::cluster::apply::ApplyError;
+use crate::cluster::apply::{ApplyError, patch_params};
 use crate::crd::WorkerPool;
 use crate::crd::worker_pool::{TargetKind, TargetRef};
-use crate::resources::names;
 use crate::spec::worker_pool::reasons::Reason;
 
 /// The interval between two reads of a target.
@@ -224,7 +223,7 @@ async fn replace(api: &Api<DynamicObject>, target: &TargetRef, from: i32, to: i3
     };
     // Another writer's number in between must not be overwritten.
     let patch = json!({"metadata": {"resourceVersion": there.metadata.resource_version}, "spec": {"replicas": to}});
-    match api.patch_scale(&target.name, &params(), &Patch::Merge(&patch)).await {
+    match api.patch_scale(&target.name, &patch_params(), &Patch::Merge(&patch)).await {
         Ok(scale) => Ok(Replaced { scale: Some(scale), patched: true }),
         Err(error) => outdated(error),
     }
@@ -234,7 +233,7 @@ async fn replace(api: &Api<DynamicObject>, target: &TargetRef, from: i32, to: i3
 async fn trial(api: &Api<DynamicObject>, target: &TargetRef) -> Result<Scale, kube::Error> {
     let there = api.get_scale(&target.name).await?;
     let patch = json!({"spec": {"replicas": wanted(&there)}});
-    api.patch_scale(&target.name, &PatchParams { dry_run: true, ..params() }, &Patch::Merge(&patch)).await?;
+    api.patch_scale(&target.name, &PatchParams { dry_run: true, ..patch_params() }, &Patch::Merge(&patch)).await?;
     Ok(there)
 }
 
@@ -272,10 +271,6 @@ fn wanted(scale: &Scale) -> i32 {
 /// Returns the number of Pods that exist.
 fn running(scale: &Scale) -> i32 {
     scale.status.as_ref().map_or(0, |status| status.replicas)
-}
-
-fn params() -> PatchParams {
-    PatchParams { field_manager: Some(names::FIELD_MANAGER.into()), ..PatchParams::default() }
 }
 
 fn api(pool: &WorkerPool, shared: &PoolContext, target: &TargetRef) -> Api<DynamicObject> {

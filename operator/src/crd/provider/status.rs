@@ -34,8 +34,8 @@ pub struct ProviderStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 256))]
     pub name_at_relay: Option<String>,
-    /// Progress of a move from a relay of its own to the relay of relayRef; absent if it is refused, and once the former
-    /// has ended.
+    /// Progress of a move from a relay of its own to the relay of relayRef; absent if it is refused, and once the
+    /// former has ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub moving: Option<MovingStep>,
     /// Secret that workers present.
@@ -67,7 +67,8 @@ pub struct ProviderStatus {
 pub enum MovingStep {
     /// The other relay does not serve this Provider yet. relayRef can still be changed or removed.
     WaitingForRelay,
-    /// Workers are connecting to the other relay, and keep their links to the former one. relayRef can still be removed.
+    /// Workers are connecting to the other relay, and keep their links to the former one. relayRef can still be
+    /// removed.
     ConnectingWorkers,
     /// The Service of this Provider leads to the other relay, and the former one finishes its requests.
     Draining,

@@ -7,7 +7,7 @@ use k8s_openapi::ByteString;
 use k8s_openapi::api::admissionregistration::v1::{MutatingWebhook, MutatingWebhookConfiguration};
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
-use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
+use kube::api::{DeleteParams, Patch, PostParams, Preconditions};
 use kube::{Api, Client, Resource};
 use serde_json::json;
 use tokio::sync::watch;
@@ -16,6 +16,7 @@ use tracing::{error, info, warn};
 
 use super::plan::{self, Action, Published, SecretState};
 use super::{Policy, Settings, material};
+use crate::cluster::apply::patch_params;
 use crate::cluster::follow::follow;
 use crate::resources::names::{FIELD_MANAGER, MANAGED_BY};
 use crate::webhook::inject::api_message;
@@ -254,10 +255,9 @@ impl<'a> Manager<'a> {
         let operations: Vec<_> =
             webhooks.iter().enumerate().flat_map(|(index, hook)| patch(index, hook, bundle)).collect();
         let name = &self.settings.configuration;
-        let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
         let patch =
             serde_json::from_value(json!(operations)).map(Patch::<()>::Json).map_err(kube::Error::SerdeError)?;
-        match self.configurations.patch(name, &params, &patch).await {
+        match self.configurations.patch(name, &patch_params(), &patch).await {
             Ok(patched) => {
                 info!(configuration = name, "caBundle of the webhook configuration updated");
                 self.configuration.send_replace(Some(patched).into());

@@ -32,6 +32,12 @@ remove_links() {
   ip link delete "$POD_BRIDGE" 2> /dev/null
 }
 
+# Undoes accept_forwarded.
+forget_forwarded() {
+  iptables -w -D FORWARD -i "$POD_BRIDGE" -j ACCEPT 2> /dev/null
+  iptables -w -D FORWARD -o "$POD_BRIDGE" -j ACCEPT 2> /dev/null
+}
+
 remove_files() {
   local name mount
   forget_containers

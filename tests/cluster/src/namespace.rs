@@ -258,3 +258,10 @@ pub fn has_condition(object: &DynamicObject, kind: &str, status: &str) -> bool {
     let current = |condition: &Value| condition["observedGeneration"].as_i64() >= object.metadata.generation;
     conditions.into_iter().flatten().any(|it| it["type"] == kind && it["status"] == status && current(it))
 }
+
+/// True if the Pod is ready.
+#[must_use]
+pub fn is_ready(pod: &v1::Pod) -> bool {
+    let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
+    conditions.into_iter().flatten().any(|condition| condition.type_ == "Ready" && condition.status == "True")
+}

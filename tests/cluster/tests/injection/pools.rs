@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::DynamicObject;
-use modelrelay_cluster::wait_until;
+use modelrelay_cluster::{namespace::is_ready, wait_until};
 use serde_json::json;
 
 use super::setup::{POOL_LABEL, Setup, deployment, is_gated, json_of, not_injected, pod, pool, ready_of, uids, worker};
@@ -93,7 +93,7 @@ async fn pod_missed_by_webhook_is_listed() {
     let mut late = pod("late", "llama");
     late["metadata"]["labels"] = json!({"app": "vllm"});
     setup.namespace.apply(&[late]).await;
-    setup.namespace.wait_for(&setup.namespace.api::<Pod>(), "late", "it is ready", super::setup::is_ready).await;
+    setup.namespace.wait_for(&setup.namespace.api::<Pod>(), "late", "it is ready", is_ready).await;
     setup.namespace.kubectl("label pod late modelrelay.io/pool=llama").await;
     let lists = |pool: &DynamicObject| not_injected(pool) == ["late"];
     setup.namespace.wait_for(&setup.pools, "llama", "notInjected names it", lists).await;

@@ -2,7 +2,7 @@
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, ResourceExt, api::DynamicObject};
-use modelrelay_cluster::{Cluster, Namespace, manifests, traffic::Traffic};
+use modelrelay_cluster::{Cluster, Namespace, manifests, namespace::is_ready, traffic::Traffic};
 use serde_json::{Value, json};
 
 const VERSION: &str = "modelrelay.io/v1alpha1";
@@ -129,11 +129,6 @@ pub(crate) fn drain_token(pod: &Value) -> String {
     let env = worker["env"].as_array().expect("the worker has variables");
     let token = env.iter().find(|variable| variable["name"] == "DRAIN_TOKEN").expect("one variable is the token");
     token["value"].as_str().expect("text").to_owned()
-}
-
-pub(crate) fn is_ready(pod: &Pod) -> bool {
-    let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
-    conditions.into_iter().flatten().any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
 /// True if a Pod waits for its pool.

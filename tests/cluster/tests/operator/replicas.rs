@@ -3,7 +3,7 @@
 use hyper::Request;
 use k8s_openapi::api::{core::v1::Pod, discovery::v1::EndpointSlice};
 use kube::{Api, ResourceExt, api::ListParams};
-use modelrelay_cluster::{Cluster, RELEASE, SYSTEM_NAMESPACE, TEST_TIMEOUT, wait_until};
+use modelrelay_cluster::{Cluster, RELEASE, SYSTEM_NAMESPACE, TEST_TIMEOUT, namespace::is_ready, wait_until};
 
 /// The Deployment, ServiceAccount, Lease and Service of the release.
 pub(crate) const OPERATOR: &str = "modelrelay-operator";
@@ -82,12 +82,6 @@ impl Operator {
         names.sort();
         names
     }
-}
-
-/// True if the Pod is ready.
-pub(crate) fn is_ready(pod: &Pod) -> bool {
-    let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
-    conditions.into_iter().flatten().any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
 /// Returns the sum of a metric's samples whose labels contain `labels`.

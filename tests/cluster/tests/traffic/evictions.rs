@@ -2,10 +2,8 @@
 
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::{Api, ResourceExt, api::EvictParams};
-use modelrelay_cluster::{Cluster, Namespace, SecondNode, TEST_TIMEOUT, manifests, wait_until};
+use modelrelay_cluster::{Cluster, Namespace, SecondNode, TEST_TIMEOUT, manifests, namespace::is_ready, wait_until};
 use serde_json::json;
-
-use crate::operator::replicas::is_ready;
 
 use super::stack::{Backends, CLIENTS, POOL, POOL_PODS, RELAY_PODS, Stack, pool, provider};
 
@@ -91,7 +89,8 @@ async fn first_node(cluster: &Cluster) -> String {
     names.into_iter().find(|name| name != SecondNode::NAME).expect("there is a first node")
 }
 
-/// Evicts a Pod as `kubectl drain` does: repeats it while a budget forbids it, as this client does by itself for some time.
+/// Evicts a Pod as `kubectl drain` does: repeats it while a budget forbids it, as this client does by itself for some
+/// time.
 async fn evict(namespace: &Namespace, pod: &str) {
     let pods = namespace.api::<Pod>();
     let evicted = async || match pods.evict(pod, &EvictParams::default()).await {

@@ -4,7 +4,7 @@ use kube::api::DynamicObject;
 use modelrelay_cluster::{TEST_TIMEOUT, manifests, wait_until};
 use serde_json::json;
 
-use super::stack::{Backends, CLIENTS, POOL_PODS, PROVIDER, RELAY_PODS, Stack, expect_no_failure};
+use super::stack::{Backends, CLIENTS, POOL_PODS, PROVIDER, RELAY_PODS, Stack};
 
 /// The Provider that owns the relay.
 const FRONT: &str = "front";
@@ -15,11 +15,7 @@ async fn moving_to_shared_relay_fails_no_request() {
     stack.namespace.apply(&[manifests::provider(FRONT, &json!({"relay": {"replicas": 2}}))]).await;
     stack.namespace.wait_for_condition(&stack.providers(), FRONT, "Ready", "True").await;
     let backends = stack.namespace.pod_names(POOL_PODS).await;
-    // Half of the clients connect for each request, the others keep their connections to the former relays.
-    let (connecting, keeping) = (stack.clients().streams(CLIENTS / 2), stack.clients().streams(CLIENTS / 2).kept());
-    let (connecting, keeping) = (connecting.start(), keeping.start());
-    connecting.wait_for_underway(CLIENTS / 2).await;
-    keeping.wait_for_underway(CLIENTS / 2).await;
+    let traffic = stack.mixed_load().await;
 
     let patch = json!({"spec": {"relay": null, "relayRef": {"name": FRONT}}}).to_string();
     stack.namespace.kubectl("patch provider local --type merge --patch").arg(patch).await;
@@ -30,11 +26,8 @@ async fn moving_to_shared_relay_fails_no_request() {
     stack.namespace.wait_for(&stack.providers(), PROVIDER, "the end of the move", has_moved).await;
     let own_relays = async || stack.namespace.pod_names(RELAY_PODS).await.is_empty();
     wait_until("the end of the former relays", TEST_TIMEOUT, own_relays).await;
-    for traffic in [&connecting, &keeping] {
-        traffic.wait_for_answers(CLIENTS).await;
-        expect_no_failure(traffic, "the Provider moved");
-    }
-    connecting.finish().await.expect_all_answered();
-    keeping.finish().await.expect_all_answered();
+    traffic.wait_for_answers(CLIENTS).await;
+    traffic.expect_no_failure("the Provider moved");
+    traffic.expect_all_answered().await;
     assert_eq!(stack.namespace.pod_names(POOL_PODS).await, backends, "workers were replaced");
 }

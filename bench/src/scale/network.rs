@@ -55,8 +55,8 @@ pub struct Loaded {
     pub relay_cores: f64,
 }
 
-/// Measures direct and relayed in turns, then many streams through the relay. The client is a program of its own, because
-/// it is in a network of its own.
+/// Measures direct and relayed in turns, then many streams through the relay. The client is a program of its own,
+/// because it is in a network of its own.
 pub(super) async fn measure(
     setup: &Setup,
     extent: &Extent,

@@ -1,7 +1,7 @@
 //! The worker's multiplexer: a slot behind a plain relay.
 //!
-//! Requests wait where they do in practice: at a relay, which reports its demand and sends requests within its grant, or
-//! in the worker, if the relay has no queue.
+//! Requests wait where they do in practice: at a relay, which reports its demand and sends requests within its grant,
+//! or in the worker, if the relay has no queue.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};

@@ -1,7 +1,7 @@
 //! Changes of a file, where the system reports those of its folder.
 //!
-//! A report saves the wait for the next read of a file, and no more than that: network mounts report nothing, Linux has a
-//! limit of watches, and other systems are not supported. Callers therefore also read at an interval.
+//! A report saves the wait for the next read of a file, and no more than that: network mounts report nothing, Linux has
+//! a limit of watches, and other systems are not supported. Callers therefore also read at an interval.
 
 use std::path::Path;
 

@@ -1,10 +1,10 @@
 //! One client request outside of the core: the data to send, the pipe of its response, and its progress.
 //!
 //! A request has five types: [`RequestRecord`] is what the client sent, and the ticket (`clients/ticket.rs`)
-//! is its client's hold on it, which cancels it when dropped. The dispatch core gets a [`NewRequest`](crate::dispatch::NewRequest)
-//! and keeps its state in a type of its own. A worker gets a [`Request`]. Each dispatch is an
-//! [`Attempt`](crate::provider::worker::link::Attempt) on one worker's link, and the response comes back through a
-//! [`ResponsePipe`].
+//! is its client's hold on it, which cancels it when dropped. The dispatch core gets a
+//! [`NewRequest`](crate::dispatch::NewRequest) and keeps its state in a type of its own. A worker gets a [`Request`].
+//! Each dispatch is an [`Attempt`](crate::provider::worker::link::Attempt) on one worker's link, and the response comes
+//! back through a [`ResponsePipe`].
 
 mod estimate;
 mod trace;

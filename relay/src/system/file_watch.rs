@@ -1,7 +1,7 @@
 //! Follows a small file by its content.
 //!
-//! A mounted Secret changes by a swapped symlink, which shows in no modification time that could be trusted, and which
-//! file notifications miss. So the file is read each second and compared by its hash.
+//! A mounted Secret changes by a swapped symlink, which shows in no modification time that could be trusted. So the
+//! file is read each second and compared by its hash.
 
 use std::fs::File;
 use std::io::Read;

@@ -1,6 +1,6 @@
-//! Resources of other projects against these projects' real definitions, on a control plane of its own: Gateway API, KEDA,
-//! Kueue and Istio. Their controllers do not run. Dynamic Resource Allocation is a part of Kubernetes, which makes claims
-//! for Pods of a pool.
+//! Resources of other projects against these projects' real definitions, on a control plane of its own: Gateway API,
+//! KEDA, Kueue and Istio. Their controllers do not run. Dynamic Resource Allocation is a part of Kubernetes, which
+//! makes claims for Pods of a pool.
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -21,8 +21,8 @@ async fn requests_continue_while_api_server_is_away() {
     let stack = Stack::start("restarts", Backends::Injected, 2).await;
     let before = stack.lives().await;
     let traffic = stack.mixed_load().await;
-    // A controller manager that cannot renew its own Lease exits, and begins again. This one elects no leader, and would
-    // continue with what it knew before: that the node has sent no heartbeat, so that no Service has an endpoint.
+    // A controller manager that cannot renew its own Lease exits, and begins again. This one elects no leader, and
+    // would continue with what it knew before: that the node has sent no heartbeat, so that no Service has an endpoint.
     tokio::join!(cluster.restart("apiserver", AWAY), cluster.restart("controllers", AWAY + STARTING));
     traffic.wait_for_answers(CLIENTS / 2).await;
     traffic.expect_no_failure("the API server was away");

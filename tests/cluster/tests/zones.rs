@@ -1,5 +1,5 @@
-//! Relays in one cluster, and workers in that cluster, in another one and at home. The other cluster has an API server and a
-//! node of its own, whose network is cut and restored while clients send requests.
+//! Relays in one cluster, and workers in that cluster, in another one and at home. The other cluster has an API server
+//! and a node of its own, whose network is cut and restored while clients send requests.
 
 use modelrelay_cluster::traffic::{Counts, Traffic};
 use modelrelay_cluster::{Cluster, SecondNode, TEST_TIMEOUT, manifests, wait_until};

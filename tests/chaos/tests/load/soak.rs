@@ -28,8 +28,8 @@ const REQUESTS_PER_FAULT: usize = 100;
 const MEMORY_FACTOR: f64 = 1.10;
 const MEMORY_MORE: f64 = 4e6;
 const DESCRIPTORS_MORE: f64 = 8.0;
-/// Threads that write files end ten seconds after their last work, and a slow disk keeps several of them busy. One that was
-/// leaked with each fault would add dozens.
+/// Threads that write files end ten seconds after their last work, and a slow disk keeps several of them busy. One that
+/// was leaked with each fault would add dozens.
 const THREADS_MORE: f64 = 6.0;
 
 /// The resources of a process.

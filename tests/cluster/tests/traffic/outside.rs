@@ -60,7 +60,8 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    /// Starts both; the worker dials the Service of the stack's Provider. `settings` are more of the worker's variables.
+    /// Starts both; the worker dials the Service of the stack's Provider. `settings` are more of the worker's
+    /// variables.
     pub(crate) async fn start(stack: &Stack, settings: &[(&str, &str)]) -> Self {
         let (backend, probe) = (free_address(), free_address());
         let backend_process = start(&["demo", "--listen", &backend.to_string()], &[]);
